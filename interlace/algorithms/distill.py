@@ -35,7 +35,8 @@ class DistillSettings(PolicySettings):
 
     signal: Literal["advantage", "loss", "top_k"] = "advantage"
     """advantage: log teacher - log student is the advantage of each token, under the clipped loss. loss: the KL by
-    `kl_estimator` is the loss itself. top_k: the loss is the forward KL over the teacher's most probable tokens."""
+    `kl_estimator` is the loss itself, weighted by the importance ratio, at most 1 + clip_high. top_k: the loss is the
+    forward KL over the teacher's most probable tokens."""
     teacher_top_k: int = Field(default=16, ge=1)
     """Most probable tokens of the teacher at each place, for `signal: top_k`. The other tokens count as one."""
     teacher_coefficient: float = Field(default=1.0, gt=0)
@@ -115,7 +116,9 @@ class Distill(PolicyAlgorithm):
             return replace(surrogate, loss_T=surrogate.loss_T + settings.teacher_coefficient * _forward_kl(inputs))
         if settings.signal == "loss":
             surrogate = super().surrogate(inputs, proximal_T)
-            kl_T = kl_divergence(inputs.logprobs_T, teacher_T, settings.kl_estimator)
+            # An estimate from a sampled token is of the policy that sampled it.
+            weights_T = self.ratio(inputs, proximal_T).detach().clamp(max=1 + settings.clip_high)
+            kl_T = weights_T * kl_divergence(inputs.logprobs_T, teacher_T, settings.kl_estimator)
             return replace(surrogate, loss_T=surrogate.loss_T + settings.teacher_coefficient * kl_T)
         gap_T = (teacher_T - inputs.logprobs_T.detach()).clamp(-settings.max_log_ratio, settings.max_log_ratio)
         advantages_T = inputs.advantages_T + settings.teacher_coefficient * gap_T

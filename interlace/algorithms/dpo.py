@@ -3,6 +3,10 @@
 `sigmoid`: DPO. `hinge`: SLiC (arXiv 2305.10425). `ipo`: IPO (arXiv 2310.12036), by the mean over tokens. `kto`: KTO
 (arXiv 2402.01306), with both completions of a pair as examples. `orpo`: ORPO (arXiv 2403.07691). `simpo`: SimPO (arXiv
 2405.14734). The last two have no reference, and `reference_free` removes it from the first three.
+
+The likelihood term of `orpo` is the mean log-prob of the chosen completion's tokens, as in the paper (eq. 3 and 6), and
+the loss is the mean over pairs. TRL instead takes one mean over all tokens of a micro-batch, prompts included. The
+policy would then also learn to write prompts, and the loss would depend on the split into micro-batches.
 """
 
 from __future__ import annotations

@@ -80,11 +80,16 @@ class PolicyAlgorithm(Algorithm):
         penalties = [select_trained(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
 
+    def ratio(self, inputs: LossInputs, proximal_T: Tensor) -> Tensor:
+        """Computes the [T] importance ratios of tokens or turns, with gradient."""
+        if self.settings.ratio_of == "turn":
+            return turn_ratio(inputs, proximal_T)
+        return importance_ratio(inputs.logprobs_T, proximal_T)
+
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
         """Computes the loss of each token. proximal_T: log-probs in the denominator of the ratios."""
-        by_turn = self.settings.ratio_of == "turn"
         return clipped_surrogate(
-            turn_ratio(inputs, proximal_T) if by_turn else importance_ratio(inputs.logprobs_T, proximal_T),
+            self.ratio(inputs, proximal_T),
             inputs.advantages_T,
             clip_low=self.settings.clip_low,
             clip_high=self.settings.clip_high,

@@ -5,13 +5,14 @@ Shapes: T = response tokens of one packed micro-batch, sample after sample; N = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import Field
 
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,8 @@ class LossInputs:
     """[T, K] log-probs of the trained policy at the same tokens, with gradient."""
     baseline_T: Tensor | None = None
     """[T] number that a loss on pairs compares with, equal for all tokens of a pair. None if the rows have none."""
+    sources_N: Sequence[str] = ()
+    """[N] name of each sample's source in a mixture, else empty text. Empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +78,40 @@ class LossOutputs:
     loss_T: Tensor
     """[T] loss."""
     metrics_T: Mapping[str, Tensor]
-    """[T] detached, by name. Reported as the mean over the trained tokens of a minibatch, then over minibatches."""
+    """[T] detached, by name. Reported as the mean over the trained tokens of a step."""
     sample_metrics_N: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] detached, by name: one number a sample. Reported as the mean over the samples."""
+    """[N] detached, by name: one number a sample. Reported as the mean over the samples of a step."""
+    partial_metrics: Sequence[Mapping[str, Tensor]] = ()
+    """Detached numbers of some of the tokens or samples, by name. Reported as the mean over all numbers of a name."""
 
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]
 
 MAX_LOG_RATIO = 20.0
 """Bound to which log ratios are clamped before exp, so that the ratio of an unlikely token stays finite."""
+
+
+def check_outputs(outputs: object, inputs: LossInputs) -> LossOutputs:
+    """Returns the outputs. Raises UserError unless they have one number per token and carry a gradient."""
+    shape, tensor = inputs.logprobs_T.shape, type(inputs.logprobs_T)
+    if not isinstance(outputs, LossOutputs):
+        raise UserError(f"the algorithm's loss() returned a {type(outputs).__name__}; it returns LossOutputs.")
+    for name, values in {"loss_T": outputs.loss_T, **outputs.metrics_T}.items():
+        if not isinstance(values, tensor) or values.shape != shape:
+            found = f"shape {list(values.shape)}" if isinstance(values, tensor) else f"type {type(values).__name__}"
+            raise UserError(
+                f"the algorithm's loss() returned {name} of {found} for {shape[0]} tokens. It is one number a token, "
+                f"shape [{shape[0]}]: masks, sums and means are the engine's."
+            )
+    for name, values in outputs.sample_metrics_N.items():
+        if not isinstance(values, tensor) or values.shape != (inputs.num_samples,):
+            raise UserError(
+                f"the algorithm's loss() returned sample_metrics_N[{name!r}] that is not one number a sample: a tensor "
+                f"of shape [{inputs.num_samples}]."
+            )
+    if not outputs.loss_T.requires_grad:
+        raise UserError(
+            "the algorithm's loss() returned a loss_T without a gradient: it does not depend on inputs.logprobs_T or "
+            "inputs.entropy_T."
+        )
+    return outputs

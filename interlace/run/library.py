@@ -102,7 +102,8 @@ class ProgramInputs:
                 root=root,
                 has_completions=has_completions,
             )
-            found["task"], rows = _join_task(writer.section(self.data), found.get("task")), writer.rows
+            section = {name: _to_plain(value) for name, value in writer.section(self.data).items()}
+            found["task"], rows = _join_task(section, found.get("task")), writer.rows
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from interlace.core.types import JSON
 from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.run_folder import RunFolder
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, list_algorithms
 
 TAG = "interlace"
 """Tag of every card."""
@@ -34,17 +34,18 @@ def model_card(recipe: Recipe, run: RunFolder, subject: CardSubject) -> str:
     """Returns the card of a run's model, as Markdown with the hub's metadata."""
     from huggingface_hub import ModelCardData
 
+    names = list(dict.fromkeys(each.name for each in list_algorithms(recipe)))
     metadata = ModelCardData(
         base_model=subject.base if subject.base_is_on_hub else None,
         library_name="peft" if subject.is_adapter else "transformers",
         pipeline_tag="text-classification" if subject.is_classifier else "text-generation",
-        tags=[TAG, recipe.algorithm.name],
+        tags=[TAG, *names],
     )
     what = "An adapter (LoRA) of" if subject.is_adapter else "A model trained from"
     parts = [
         f"---\n{metadata.to_yaml()}\n---",
         f"# {run.name}",
-        f"{what} `{subject.base}`, by the algorithm `{recipe.algorithm.name}` of interlace: the checkpoint of step "
+        f"{what} `{subject.base}`, by the algorithm `{'`, `'.join(names)}` of interlace: the checkpoint of step "
         f"{subject.step}, in {subject.dtype}.",
         "## Use\n\n```python\n" + "\n".join(subject.loading) + "\n```",
         "## Training\n\n" + _format_table(("setting", "value"), _list_settings(recipe)),

@@ -73,8 +73,8 @@ def warmup_folder(recipe: Recipe) -> Path:
 
     The inputs include the content of local files; see MAX_HASHED_BYTES.
     """
-    # Rewards do not change a warm-up, and the name of a program's function is another one in each process.
-    sources = tuple(source.model_copy(update={"reward": None}) for source in recipe.task.mixture)
+    # Neither changes a warm-up, and the name of a program's function as a reward is another one in each process.
+    sources = tuple(source.model_copy(update={"reward": None, "algorithm": None}) for source in recipe.task.mixture)
     task = recipe.task.model_copy(update={"mixture": sources})
     parts: tuple[Config | None, ...] = (recipe.model, task, recipe.warmup)
     if not recipe.episode.is_single_turn:

@@ -9,7 +9,6 @@ from interlace.core.errors import InterlaceError
 from interlace.core.row import RowName
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
 from interlace.core.types import Metrics, Sample
-from interlace.engines.train import merge_metrics
 from interlace.engines.train.checkpoint import HostCopy
 from interlace.engines.train.packed_engine import TrainedEngine
 from interlace.runtime.worker import WorkerContext, operation
@@ -28,7 +27,6 @@ class TrainedWorker(ResidentWorker):
         """tokenizer: tokenizer to save with the model, if the model has one."""
         super().__init__(context, engine.residence)
         self._trained, self._tokenizer = engine, tokenizer
-        self._metrics: list[Metrics] = []
         self._copy: HostCopy | None = None
         """State of the next checkpoint, until it is written."""
 
@@ -51,14 +49,12 @@ class TrainedWorker(ResidentWorker):
     @operation(bin="train", makes_activations=False)
     def optimizer_step(self) -> None:
         """Closes the minibatch."""
-        self._metrics.append(self._trained.optimizer_step())
+        self._trained.optimizer_step()
 
     @operation(on_device=False)
     def step_metrics(self) -> Metrics:
         """Returns metrics of the minibatches since the last call, and ends their step."""
-        metrics, self._metrics = merge_metrics(self._metrics), []
-        self._trained.end_step()
-        return metrics
+        return self._trained.end_step()
 
     @operation(bin="idle", makes_activations=False)
     def copy_checkpoint(self) -> None:

@@ -88,13 +88,14 @@ def test_an_edited_data_file_and_a_replaced_model_have_a_warm_up_of_their_own(tm
     assert find_warmup(run, recipe) == first, "the run records the warm-up that it started from"
 
 
-def test_the_reward_of_a_source_does_not_change_the_warm_up(tmp_path: Path) -> None:
+def test_reward_and_algorithm_of_a_source_do_not_change_the_warm_up(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n", encoding="utf-8")
 
-    def folder_with(reward: str) -> Path:
-        source = f"{{source: {rows}, weight: 1, reward: {{name: {reward}, correct: 1, incorrect: 0}}}}"
+    def folder_with(reward: str, algorithm: str = "null") -> Path:
+        scorer = f"{{name: {reward}, correct: 1, incorrect: 0}}"
+        source = f"{{source: {rows}, weight: 1, reward: {scorer}, algorithm: {algorithm}}}"
         words = ["warmup.steps=2", f"task=[{source}]", f"model.cache_dir={tmp_path}"]
         return warmup_folder(load_recipe("quickstart", words))
 
-    assert folder_with("exact") == folder_with("math")
+    assert folder_with("exact") == folder_with("math") == folder_with("exact", "maxrl")

@@ -47,6 +47,7 @@ except SystemExit as end:
 """,
 }
 SHARED = {
+    "algorithm": "of a recipe, and of a source of a mixture",
     "actor": "a role's place, its granule, its costs and its section",
     "critic": "likewise",
     "env": "likewise; and variables of a tool's process",

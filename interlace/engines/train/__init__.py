@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from interlace.engines.train.export import save_model
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.engines.train.lora import Adapter
-    from interlace.engines.train.minibatch import merge_metrics
     from interlace.engines.train.optimizer import OptimizerState
     from interlace.engines.train.reward_model import RewardModelEngine, make_pair_sample, new_reward_model
     from interlace.engines.train.sft import make_supervised_sample, preference_sample, scale_loss, sft_loss
@@ -41,7 +40,6 @@ __all__ = [
     "critic_model",
     "make_pair_sample",
     "make_supervised_sample",
-    "merge_metrics",
     "new_reward_model",
     "preference_sample",
     "save_model",
@@ -58,7 +56,6 @@ _MODULES = {
     "save_model": "export",
     "ImplicitRewardEngine": "implicit_reward",
     "Adapter": "lora",
-    "merge_metrics": "minibatch",
     "OptimizerState": "optimizer",
     "RewardModelEngine": "reward_model",
     "new_reward_model": "reward_model",

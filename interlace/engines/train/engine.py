@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from interlace.core.errors import UserError
-from interlace.core.training import LossFn, LossInputs, LossOutputs
+from interlace.core.training import LossFn, LossInputs, LossOutputs, check_outputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals, policy_values
@@ -153,7 +152,7 @@ class TrainEngine(TrainedEngine):
             inputs = self._make_inputs(batch, columns)
             outputs = self._loss(inputs)
             self._add(totals, batch, self._aggregate(outputs, batch), outputs.metrics_T)
-            totals.add_sample_values(outputs.sample_metrics_N)
+            totals.add_values(outputs.sample_metrics_N)
         self._ranks.reshard(self.model)
         texts = self._ranks.gather_texts(totals.close().text())[:: self._ranks.shape.copies]
         return MinibatchTotals.over_ranks([MinibatchTotals.parse(text) for text in texts]).metrics()
@@ -180,7 +179,8 @@ class TrainEngine(TrainedEngine):
         loss.backward()
         values_T = policy_values(inputs, outputs)
         self._add(self._minibatch, batch, loss, values_T)
-        self._minibatch.add_sample_values(outputs.sample_metrics_N)
+        for values in (outputs.sample_metrics_N, *outputs.partial_metrics):
+            self._minibatch.add_values(values)
         self._minibatch.add_max("ratio_max", values_T["ratio_mean"])
 
     def _aggregate(self, outputs: LossOutputs, batch: MicroBatch) -> Tensor:
@@ -231,32 +231,5 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
         num_samples=batch.num_samples,
         turn_T=batch.turn_T,
         baseline_T=columns.values_T,
+        sources_N=columns.sources_N,
     )
-
-
-def check_outputs(outputs: object, inputs: LossInputs) -> LossOutputs:
-    """Returns the outputs. Raises UserError unless they have one number per token and carry a gradient."""
-    shape = inputs.logprobs_T.shape
-    if not isinstance(outputs, LossOutputs):
-        raise UserError(f"the algorithm's loss() returned a {type(outputs).__name__}; it returns LossOutputs.")
-    for name, values in {"loss_T": outputs.loss_T, **outputs.metrics_T}.items():
-        if not isinstance(values, torch.Tensor) or values.shape != shape:
-            found = (
-                f"shape {list(values.shape)}" if isinstance(values, torch.Tensor) else f"type {type(values).__name__}"
-            )
-            raise UserError(
-                f"the algorithm's loss() returned {name} of {found} for {shape[0]} tokens. It is one number a token, "
-                f"shape [{shape[0]}]: masks, sums and means are the engine's."
-            )
-    for name, values in outputs.sample_metrics_N.items():
-        if not isinstance(values, torch.Tensor) or values.shape != (inputs.num_samples,):
-            raise UserError(
-                f"the algorithm's loss() returned sample_metrics_N[{name!r}] that is not one number a sample: a tensor "
-                f"of shape [{inputs.num_samples}]."
-            )
-    if not outputs.loss_T.requires_grad:
-        raise UserError(
-            "the algorithm's loss() returned a loss_T without a gradient: it does not depend on inputs.logprobs_T or "
-            "inputs.entropy_T."
-        )
-    return outputs

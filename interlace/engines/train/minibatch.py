@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)
 LATEST = ("failed_updates_in_a_row", "lr")
-_NUM_SAMPLES, _OF_SAMPLE = "num_samples", "sample:"
-"""Key of the number of samples among the sums, and beginning of the keys of sums over samples."""
+LOSS = "loss"
+"""Name of the loss among the sums."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,43 +30,42 @@ class MinibatchTotals:
     """Sums of a minibatch, on one rank or over all ranks."""
 
     count: int
-    """Number of summed items: tokens, or samples."""
-    denominator: float
-    """Divisor of the loss and its gradient."""
+    """Number of items that are trained: tokens, or samples."""
     sums: Mapping[str, float]
+    denominators: Mapping[str, float]
+    """Divisor of each sum: of the loss its normaliser, else the number of summed tokens or samples."""
     maxima: Mapping[str, float]
+
+    @property
+    def denominator(self) -> float:
+        """Returns the divisor of the loss and its gradient."""
+        return self.denominators.get(LOSS, 0.0)
 
     def text(self) -> str:
         """Returns the totals as text, to be sent between ranks; all numbers stay exact."""
-        return json.dumps([self.count, self.denominator, dict(self.sums), dict(self.maxima)])
+        return json.dumps([self.count, dict(self.sums), dict(self.denominators), dict(self.maxima)])
 
     @classmethod
     def parse(cls, text: str) -> MinibatchTotals:
         """Parses the result of `text`."""
-        count, denominator, sums, maxima = json.loads(text)
-        return cls(count=count, denominator=denominator, sums=sums, maxima=maxima)
+        count, sums, denominators, maxima = json.loads(text)
+        return cls(count=count, sums=sums, denominators=denominators, maxima=maxima)
 
     @classmethod
     def over_ranks(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
         """Adds up the totals of all ranks. A rank without samples has no sums."""
         return cls(
             count=sum(part.count for part in parts),
-            denominator=sum(part.denominator for part in parts),
             sums={name: sum(values) for name, values in _by_name([part.sums for part in parts]).items()},
+            denominators={
+                name: sum(values) for name, values in _by_name([part.denominators for part in parts]).items()
+            },
             maxima={name: max(values) for name, values in _by_name([part.maxima for part in parts]).items()},
         )
 
     def metrics(self) -> Metrics:
-        """Returns the loss over its denominator, means and maxima. Empty if nothing was added."""
-        if not self.sums:
-            return {}
-        sums = dict(self.sums)
-        num_samples = sums.pop(_NUM_SAMPLES, 0.0)
-        means = {
-            name.removeprefix(_OF_SAMPLE): total / (num_samples if name.startswith(_OF_SAMPLE) else self.count)
-            for name, total in sums.items()
-        }
-        return means | {"loss": self.sums["loss"] / self.denominator} | dict(self.maxima)
+        """Returns means and maxima. Empty if nothing was added."""
+        return {name: total / self.denominators[name] for name, total in self.sums.items()} | dict(self.maxima)
 
 
 def _by_name(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -78,26 +78,23 @@ class Minibatch:
 
     def __init__(self) -> None:
         self.count = 0
-        self.denominator = 0.0
-        """Denominator of the loss so far."""
         self._sums: dict[str, Tensor] = {}
+        self._denominators: dict[str, float] = {}
         self._maxima: dict[str, Tensor] = {}
 
     def add(self, *, loss: Tensor, values: Mapping[str, Tensor], count: int, denominator: float) -> None:
         """Adds one micro-batch. loss: its unnormalised sum. values: name -> [count], reported as means."""
         self.count += count
-        self.denominator += denominator
-        self._add_sum("loss", loss.detach())
-        for name, value in values.items():
-            self._add_sum(name, value.detach().sum())
+        self._add_sum(LOSS, loss.detach(), denominator)
+        self.add_values(values)
 
-    def add_sample_values(self, values: Mapping[str, Tensor]) -> None:
-        """Adds the numbers of a micro-batch's samples. values: name -> [N], reported as means over the samples."""
+    def add_values(self, values: Mapping[str, Tensor]) -> None:
+        """Adds numbers of a micro-batch's samples, or of some of its tokens. values: name -> [any], reported as means.
+
+        A mean counts each number once, over all micro-batches and ranks.
+        """
         for name, value in values.items():
-            self._add_sum(_OF_SAMPLE + name, value.detach().sum())
-        if values:
-            example = next(iter(values.values()))
-            self._add_sum(_NUM_SAMPLES, example.new_tensor(float(len(example))))
+            self._add_sum(name, value.detach().sum(), float(len(value)))
 
     def add_max(self, name: str, value_T: Tensor) -> None:
         """Reports the largest of [T] over the minibatch."""
@@ -110,13 +107,14 @@ class Minibatch:
         read = iter(torch.stack(numbers).tolist() if numbers else [])
         return MinibatchTotals(
             count=self.count,
-            denominator=self.denominator,
             sums={name: next(read) for name in self._sums},
+            denominators=dict(self._denominators),
             maxima={name: next(read) for name in self._maxima},
         )
 
-    def _add_sum(self, name: str, total: Tensor) -> None:
+    def _add_sum(self, name: str, total: Tensor, denominator: float) -> None:
         self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._denominators[name] = self._denominators.get(name, 0.0) + denominator
 
 
 def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
@@ -141,11 +139,21 @@ def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]
     }
 
 
-def merge_metrics(minibatches: Sequence[Metrics]) -> Metrics:
-    """Merges the metrics of minibatches into a step's: means, except for sums, maxima and latest values."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MinibatchReport:
+    """Metrics of a closed minibatch."""
+
+    metrics: Metrics
+    weights: Mapping[str, float]
+    """Weight of each mean in the mean over the step's minibatches: its denominator. All others count equally."""
+
+
+def merge_metrics(minibatches: Sequence[MinibatchReport]) -> Metrics:
+    """Merges the metrics of minibatches into a step's: weighted means, except for sums, maxima and latest values."""
     merged: Metrics = {}
-    for name in dict.fromkeys(name for metrics in minibatches for name in metrics):
-        values = [metrics[name] for metrics in minibatches if name in metrics]
+    for name in dict.fromkeys(name for report in minibatches for name in report.metrics):
+        found = [report for report in minibatches if name in report.metrics]
+        values = [report.metrics[name] for report in found]
         base = name.rpartition("/")[2]
         if base in SUMMED:
             merged[name] = sum(values)
@@ -154,5 +162,6 @@ def merge_metrics(minibatches: Sequence[Metrics]) -> Metrics:
         elif base in LATEST:
             merged[name] = values[-1]
         else:
-            merged[name] = sum(values) / len(values)
+            weights = [report.weights.get(name, 1.0) for report in found]
+            merged[name] = sum(map(mul, values, weights)) / sum(weights)
     return merged

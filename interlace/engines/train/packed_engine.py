@@ -14,7 +14,7 @@ from interlace.core.trajectory import mark_predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
 from interlace.engines.train.config import SpeedupConfig
 from interlace.engines.train.export import list_named_weights, model_files
-from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
+from interlace.engines.train.minibatch import Minibatch, MinibatchReport, MinibatchTotals, merge_metrics
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
 from interlace.engines.train.packing import (
@@ -199,6 +199,8 @@ class TrainedEngine(PackedEngine, ABC):
         """Optimizer of the trained parameters."""
         self._prefix = prefix
         self._minibatch = Minibatch()
+        self._reports: list[MinibatchReport] = []
+        """The step's closed minibatches."""
         self._plans = PlanQueue(self._own_split, self._collate, self.packed.device)
         self._num_failed = 0
         """Failed updates since the last successful one."""
@@ -261,6 +263,7 @@ class TrainedEngine(PackedEngine, ABC):
             [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())[:: self._ranks.shape.copies]]
         )
         metrics = self._derive(closed.metrics()) if closed.count else {}
+        weights = {self._named(name): closed.denominators.get(name, closed.count) for name in metrics}
         metrics["lr"] = self.optimizer.next_lr
         norm = float(self.optimizer.grad_norm(closed.denominator or 1.0))
         # Clipping removes a token's gradient if its advantage or log-prob is NaN, but the loss is still NaN.
@@ -277,7 +280,12 @@ class TrainedEngine(PackedEngine, ABC):
         if fails or (self._num_failed and not skip):
             self._num_failed = self._num_failed + 1 if fails else 0
             metrics["failed_updates_in_a_row"] = float(self._num_failed)
-        return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
+        found = {self._named(name): value for name, value in metrics.items()}
+        self._reports.append(MinibatchReport(metrics=found, weights=weights))
+        return found
+
+    def _named(self, metric: str) -> str:
+        return f"{self._prefix}/{metric}"
 
     def _movable(self) -> dict[str, Callable[[Move], None]]:
         """Returns the functions that move gradients, moments and weights.
@@ -290,9 +298,13 @@ class TrainedEngine(PackedEngine, ABC):
         own[OPTIMIZER] = lambda move: self.optimizer.relocate(move)  # noqa: PLW0108
         return own | super()._movable()
 
-    def end_step(self) -> None:
-        """Ends the step: the next minibatch belongs to a new one."""
-        self._stopped = False
+    def end_step(self) -> Metrics:
+        """Ends the step: the next minibatch belongs to a new one. Returns the metrics of its minibatches.
+
+        A mean is over all tokens or samples of the step, and of the loss over all of its denominator.
+        """
+        reports, self._reports, self._stopped = self._reports, [], False
+        return merge_metrics(reports)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Returns parameters and persistent buffers by Hugging Face name, tied ones once. They alias trained tensors.

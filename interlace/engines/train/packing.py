@@ -73,6 +73,8 @@ class MicroBatch:
 class Columns:
     """Values of a micro-batch's samples, per token [T] unless stated; None if no sample has them."""
 
+    sources_N: tuple[str, ...]
+    """[N] name of each sample's source in a mixture, else empty text."""
     rewards_N: FloatArray | None
     """[N] reward of each sample, on the host. None if one has no reward."""
     logprobs_T: Tensor | None
@@ -241,6 +243,7 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
 
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     return Columns(
+        sources_N=tuple(sample.prompt.source for sample in samples),
         rewards_N=np.array(rewards, np.float32) if len(rewards) == len(samples) else None,
         logprobs_T=read("logprobs", [sample.logprobs for sample in samples]),
         proximal_logprobs_T=read("proximal_logprobs", [sample.proximal_logprobs for sample in samples]),

@@ -7,7 +7,7 @@ from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.data.load_sampler import list_learning_samplers
 from interlace.models.config import ModelConfig
-from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline, list_algorithms
 from interlace.run.warmup_inputs import describe_content
 
 
@@ -93,7 +93,9 @@ def _check_offline_evaluation(recipe: Recipe) -> None:
 
 def check_teacher(recipe: Recipe, algorithm: Algorithm) -> None:
     """Raises UserError if a distillation has no teacher or one without effect, and for a teacher that no loss reads."""
-    reference, name = recipe.reference, recipe.algorithm.name
+    reference = recipe.reference
+    taught = (each.name for each in list_algorithms(recipe) if each.algorithm.needs.teacher)
+    name = next(taught, recipe.algorithm.name)
     if not algorithm.needs.teacher:
         is_text = reference.align == "text"
         given = {"ensemble": bool(reference.ensemble), "context": bool(reference.context), "align=text": is_text}

@@ -11,10 +11,11 @@ from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.config import create_kind
 from interlace.rollouts.episodes.single_turn import SingleTurnKind
 from interlace.rollouts.rendering.load import check_renderer
+from interlace.run.recipe.algorithm_by_source import SourceAlgorithm
 from interlace.run.recipe.check_learning import check_learning
 from interlace.run.recipe.check_objective import check_offline_settings, check_teacher
 from interlace.run.recipe.check_unused import refuse_unused
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, list_algorithms
 from interlace.run.recipe.layout import num_ranks
 from interlace.run.recipe.load import check_data_files
 from interlace.run.recipe.metric_names import check_best
@@ -76,7 +77,9 @@ def _check_memory_checkpoints(recipe: Recipe) -> None:
 def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
     """Raises UserError if the recipe's sizes and its algorithm cannot work together, on any cluster."""
     if algorithm.rows is None:
-        _check_algorithm(recipe, algorithm)
+        for each in list_algorithms(recipe):
+            _check_algorithm(recipe, each)
+            _check_rewards(recipe, each, is_needed=algorithm.needs.reward)
         check_teacher(recipe, algorithm)
     else:
         check_offline_settings(recipe)
@@ -128,8 +131,8 @@ def _rewards_by_source(recipe: Recipe) -> list[tuple[RewardConfig, SourceConfig]
     return [(reward, source) for reward, source in found if reward is not None]
 
 
-def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
-    name = recipe.algorithm.name
+def _check_algorithm(recipe: Recipe, chosen: SourceAlgorithm) -> None:
+    name, algorithm = chosen.name, chosen.algorithm
     if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
         others = [each for each in algorithm_names() if not create_algorithm(each, {}).is_group_relative]
         raise UserError(
@@ -137,7 +140,6 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
             "prompt. Set samples_per_prompt to 2 or more, or take an algorithm that compares no samples: "
             f"{', '.join(others)}."
         )
-    _check_rewards(recipe, algorithm)
     if algorithm.needs.greedy_baseline:
         _check_baseline(recipe)
     if algorithm.needs.critic and algorithm.needs.process_reward:
@@ -159,11 +161,15 @@ def _check_baseline(recipe: Recipe) -> None:
         )
 
 
-def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Checks rewards that settings bound. For other rewards, the algorithm checks each value during the run."""
-    reward, episodes = recipe.reward, (recipe.episode, *recipe.episode.others.values())
+def _check_rewards(recipe: Recipe, chosen: SourceAlgorithm, *, is_needed: bool) -> None:
+    """Checks rewards that settings bound. For other rewards, the algorithm checks each value during the run.
+
+    is_needed: an algorithm of the run needs rewards.
+    """
+    reward = recipe.task.rewards.get(chosen.source, recipe.reward)
+    episodes = (recipe.episode, *recipe.episode.others.values())
     without = next((each.name for each in episodes if not create_kind(each).brings_reward), None)
-    if reward is None and (without is None or not algorithm.needs.reward):
+    if reward is None and (without is None or not is_needed):
         return
     if reward is None:
         raise UserError(
@@ -171,12 +177,12 @@ def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
             "from. Set reward=exact, reward=math_verify, or a function of your own as "
             "reward=package.module:function."
         )
-    least, wanted = reward.least, algorithm.min_reward
+    least, wanted = reward.least, chosen.algorithm.min_reward
     if least is None or wanted is None or least >= wanted:
         return
     shaping = reward.shaping.max_penalty
     raise UserError(
-        f"algorithm {recipe.algorithm.name!r} takes rewards of {wanted:g} or more, and with "
+        f"algorithm {chosen.name!r} takes rewards of {wanted:g} or more, and with "
         f"reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
         + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
         + f" a response may get {least:g}. Raise them, such as reward.correct={wanted + shaping + 1:g} "

@@ -23,6 +23,7 @@ from interlace.rewards.base import RewardConfig
 from interlace.robots.replay.buffer import ReplayLearnerConfig
 from interlace.rollouts.config import EpisodeConfig, parse_episode
 from interlace.rollouts.rendering.config import RendererConfig
+from interlace.run.recipe.algorithm_by_source import AlgorithmBySource, SourceAlgorithm, check_algorithms
 from interlace.run.recipe.sections import (
     ClusterConfig,
     EvaluationConfig,
@@ -30,6 +31,7 @@ from interlace.run.recipe.sections import (
     ReferenceConfig,
     WarmupConfig,
 )
+from interlace.run.recipe.source_defaults import complete_algorithms, share_reward
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.auto_schedule import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
@@ -121,10 +123,13 @@ def _expand_section(section: str) -> BeforeValidator:
 
 
 class TaskSource(MixtureSource):
-    """A source of a mixture, with its reward."""
+    """A source of a mixture, with its reward and its algorithm."""
 
     reward: Annotated[RewardConfig | None, _expand_section("reward")] = None
     """Scorer of responses to the source's prompts. If None, the recipe's `reward`."""
+    algorithm: AlgorithmChoice | None = None
+    """Filters, advantages and loss of the source's samples. Without `name`, the recipe's `algorithm` with changed
+    settings. If None, the recipe's `algorithm`."""
 
     @model_validator(mode="after")
     def _check_reward(self) -> Self:
@@ -219,17 +224,15 @@ class Recipe(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _share_reward(cls, data: object) -> object:
-        """Takes the first source's reward as the recipe's if all sources of a mixture have one."""
-        if not isinstance(data, Mapping) or data.get("reward") is not None:
-            return data
-        task = data.get("task")
-        parts = task.get("mixture") if isinstance(task, Mapping) else task
-        if not isinstance(parts, list | tuple) or not parts:
-            return data
-        if not all(isinstance(part, Mapping) and part.get("reward") is not None for part in parts):
-            return data
-        return {**data, "reward": parts[0]["reward"]}
+    def _complete_sources(cls, data: object) -> object:
+        """Shares rewards and algorithms between the recipe and the sources of a mixture."""
+        return complete_algorithms(share_reward(data))
+
+    @model_validator(mode="after")
+    def _check_algorithms(self) -> Self:
+        """Raises UserError for algorithms of sources that cannot train together."""
+        check_algorithms((self.algorithm.name, _create(self.algorithm)), list_algorithms(self))
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -294,10 +297,32 @@ def _configs_in(annotation: Any) -> list[type[Config]]:
     return [found for arg in get_args(annotation) for found in _configs_in(arg)]
 
 
+def _create(choice: AlgorithmChoice) -> Algorithm:
+    return create_algorithm(choice.name, choice.settings.model_dump())
+
+
+def list_algorithms(recipe: Recipe) -> list[SourceAlgorithm]:
+    """Returns the algorithm of each source of a mixture, or the recipe's alone if no source names one.
+
+    Sources with equal settings have the same object.
+    """
+    sources = recipe.task.mixture if any(source.algorithm for source in recipe.task.mixture) else ()
+    choices = {source.label: source.algorithm or recipe.algorithm for source in sources} or {"": recipe.algorithm}
+    made = [(choice, _create(choice)) for choice in choices.values()]
+    return [
+        SourceAlgorithm(
+            source=source, name=choice.name, algorithm=next(algorithm for each, algorithm in made if each == choice)
+        )
+        for source, choice in choices.items()
+    ]
+
+
 def algorithm_of(recipe: Recipe) -> Algorithm:
     """Returns the recipe's algorithm."""
-    choice = recipe.algorithm
-    return create_algorithm(choice.name, choice.settings.model_dump())
+    found = list_algorithms(recipe)
+    if not found[0].source:
+        return found[0].algorithm
+    return AlgorithmBySource(_create(recipe.algorithm), found)
 
 
 def is_offline(recipe: Recipe) -> bool:

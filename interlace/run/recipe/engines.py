@@ -6,7 +6,7 @@ from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
 from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.train.config import training_temperature
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, list_algorithms
 from interlace.run.recipe.layout import num_spanned, num_used
 from interlace.schedule.placement import Device
 
@@ -84,12 +84,11 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
         raise UserError(
             "rollout.engine=address needs servers: set rollout.urls=[http://HOST:PORT], urls_file or urls_dns."
         )
-    off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
     wanted = WantedModel(
         vocab_size=model.config.get_text_config().vocab_size,
         num_tokens=recipe.sampling.max_new_tokens,
         dtype=recipe.model.dtype,
-        corrects_dtype=off_policy is not None and off_policy.correction != "none",
+        corrects_dtype=_find_uncorrected(recipe) is None,
         is_fixed=is_fixed,
     )
     check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)
@@ -115,15 +114,24 @@ def _check_correction(recipe: Recipe) -> None:
     """
     rounded = {"rollout.weights": "model"} if getattr(recipe.rollout, "weights", "model") == "int8" else {}
     rounded |= {"weights.codec": "raw"} if recipe.weights.codec == "int8" else {}
-    off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
-    if rounded and (off_policy is None or off_policy.correction == "none"):
+    uncorrected = _find_uncorrected(recipe)
+    if rounded and uncorrected is not None:
         setting, exact = next(iter(rounded.items()))
         raise UserError(
             f"{setting}=int8 samples from another distribution than is trained, and algorithm "
-            f"{recipe.algorithm.name!r} does not correct for it. Set algorithm.off_policy.proximal=recomputed and "
+            f"{uncorrected!r} does not correct for it. Set algorithm.off_policy.proximal=recomputed and "
             "algorithm.off_policy.correction=truncate (or mask, which does not need recomputed), or "
             f"{setting}={exact}."
         )
+
+
+def _find_uncorrected(recipe: Recipe) -> str | None:
+    """Returns the name of an algorithm of the recipe without an off-policy correction; None if all have one."""
+    for each in list_algorithms(recipe):
+        off_policy = getattr(each.algorithm.settings, "off_policy", None)
+        if off_policy is None or off_policy.correction == "none":
+            return each.name
+    return None
 
 
 def check_invariance(recipe: Recipe) -> None:

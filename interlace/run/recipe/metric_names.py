@@ -64,6 +64,7 @@ def _has_own_code(recipe: Recipe) -> bool:
     """Returns whether a part that may log metrics is a class or function that is not of this package."""
     rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
     episodes = [recipe.episode, *recipe.episode.others.values()]
-    names = [recipe.algorithm.name, recipe.rollout.engine, *(each.name for each in episodes)]
+    algorithms = [recipe.algorithm, *(each.algorithm for each in recipe.task.mixture if each.algorithm)]
+    names = [*(each.name for each in algorithms), recipe.rollout.engine, *(each.name for each in episodes)]
     names += [name for each in rewards for name in (each.name, *(part.name for part in each.parts))]
     return any(":" in name for name in names)

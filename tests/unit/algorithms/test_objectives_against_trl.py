@@ -1,6 +1,7 @@
 """Losses on given rows by another team's code, on the same inputs. Skipped if TRL is not installed."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -154,13 +155,56 @@ def means(inputs: LossInputs) -> tuple[Tensor, Tensor]:
     return chosen, rejected
 
 
+def pair_batch(logprobs_T: Tensor, sides_T: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns TRL's batch of one pair, whose prompt has one token, and the logits of its two rows.
+
+    Each token is 0, so that its logits are log p and log(1 - p).
+    """
+    rows = [logprobs_T[sides_T == side] for side in (1, -1)]
+    names = ("chosen", "rejected")
+    batch = {
+        f"{name}_{key}": torch.cat([torch.tensor([first]), torch.full((len(row),), rest)])[None]
+        for name, row in zip(names, rows, strict=True)
+        for key, first, rest in (("input_ids", 0, 0), ("attention_mask", 1, 1), ("labels", -100, 0))
+    }
+    logits = [torch.stack([row, (-row.expm1()).log()], -1) for row in rows]
+    padded_rows = torch.nn.utils.rnn.pad_sequence(logits, batch_first=True)
+    return batch, torch.cat([padded_rows, torch.zeros(2, 1, 2)], 1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_orpo_is_trls(seed: int) -> None:
+    """The whole loss of each pair, for prompts of one token: TRL's likelihood term also counts the prompt's tokens."""
     trainer = pytest.importorskip("trl.experimental.orpo.orpo_trainer").ORPOTrainer
     inputs = pair_inputs(seed)
-    chosen, rejected = means(inputs)
-    expected = -chosen.mean() - trainer.odds_ratio_loss(stand_in(), chosen, rejected)[0].mean()
-    assert_same(ours("dpo", {"loss": "orpo", "beta": BETA}, inputs), expected, inputs)
+    stub = stand_in(
+        is_encoder_decoder=False,
+        padding_value=0,
+        concatenated_inputs=trainer.concatenated_inputs,
+        get_batch_logps=trainer.get_batch_logps,
+    )
+    stub.odds_ratio_loss = partial(trainer.odds_ratio_loss, stub)
+    stub.concatenated_forward = partial(trainer.concatenated_forward, stub)
+    losses = []
+    for pair in range(PAIRS):
+        own = inputs.sample_T == pair
+        batch, logits = pair_batch(inputs.logprobs_T[own], inputs.advantages_T[own])
+        model = lambda *_, logits=logits, **__: SimpleNamespace(logits=logits)  # noqa: E731
+        losses.append(trainer.get_batch_loss_metrics(stub, model, batch)[0])
+    assert_same(ours("dpo", {"loss": "orpo", "beta": BETA}, inputs), torch.stack(losses).mean(), inputs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("loss", ["sigmoid", "hinge", "ipo"])
+def test_losses_without_a_reference_are_trls(loss: str, seed: int) -> None:
+    """TRL's CPO without its likelihood term has no reference."""
+    trainer = pytest.importorskip("trl.experimental.cpo.cpo_trainer").CPOTrainer
+    inputs = pair_inputs(seed)
+    logprobs, mask = padded(inputs.logprobs_T, inputs)
+    sums = logprobs.sum(1) / (mask.sum(1) if loss == "ipo" else 1)
+    expected = trainer.cpo_loss(stand_in(alpha=0.0, loss_type=loss), *sums.chunk(2))[0].mean()
+    found = ours("dpo", {"loss": loss, "beta": BETA, "reference_free": True}, inputs)
+    assert_same(found, expected, inputs)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset
 from pandas import DataFrame
 
+from interlace.algorithms.maxrl import MaxRL
 from interlace.core.errors import UserError
 from interlace.observe.run_identity import may_change
 from interlace.rewards.base import GIVEN
@@ -78,6 +79,15 @@ def test_verls_data_source_is_the_name_that_the_user_gave(tmp_path: Path, data: 
     for prompt in recipe_prompts(made).train:
         asyncio.run(try_reward(made.reward, prompt))
     assert {*found} == sources
+
+
+def test_a_source_has_its_algorithm(tmp_path: Path) -> None:
+    """A class, a name, or changed settings of the recipe's algorithm."""
+    given: list[object] = [MaxRL, "dapo", {"clip_high": 0.3}]
+    found = recipe({f"s{n}": {"source": ROWS, "algorithm": own} for n, own in enumerate(given)}, tmp_path)
+    names = [part.algorithm.name for part in found.task.mixture if part.algorithm]
+    assert names == ["interlace.algorithms.maxrl:MaxRL", "dapo", "grpo"]
+    assert found.algorithm.name == "grpo"
 
 
 def test_a_resumed_program_may_rename_the_reward_of_a_source() -> None:

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation, LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import Metrics, Sample, Segment
-from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, merge_metrics, sft_loss
+from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.minibatch import MinibatchReport, merge_metrics
 from tests.support.publication import published
 from tests.unit.engines.train.models import plain_logits, ragged_samples, tiny_model
 
@@ -170,7 +171,7 @@ def test_the_gradient_norm_is_that_of_minibatches_with_a_gradient() -> None:
         engine.accumulate(batch)
         closed.append(engine.optimizer_step())
     assert closed[0]["actor/skipped_minibatches"] == 1, "too far out"
-    assert merge_metrics(closed)["actor/grad_norm"] == closed[0]["actor/grad_norm"] > 0
+    assert engine.end_step()["actor/grad_norm"] == closed[0]["actor/grad_norm"] > 0
 
 
 def sample_with(sample: Sample, logprobs: np.ndarray) -> Sample:
@@ -349,14 +350,29 @@ def test_supervised_steps_learn_the_answers() -> None:
 
 
 def test_metrics_of_a_step_add_counts_and_keep_maxima_and_the_last_learning_rate() -> None:
-    first = {"actor/loss": 1.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 2.0, "actor/lr": 0.1}
-    second = {"actor/loss": 3.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 5.0, "actor/lr": 0.2}
-    assert merge_metrics([first, second]) == {
-        "actor/loss": 2.0,
+    first = {"actor/grad_norm": 1.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 2.0, "actor/lr": 0.1}
+    second = {"actor/grad_norm": 3.0, "actor/skipped_minibatches": 1.0, "actor/ratio_max": 5.0, "actor/lr": 0.2}
+    reports = [MinibatchReport(metrics=metrics, weights={}) for metrics in (first, second)]
+    assert merge_metrics(reports) == {
+        "actor/grad_norm": 2.0,
         "actor/skipped_minibatches": 2.0,
         "actor/ratio_max": 5.0,
         "actor/lr": 0.2,
     }
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_means_of_a_step_are_those_of_one_minibatch_of_all_its_samples(aggregation: Aggregation) -> None:
+    samples = ragged_samples(7)
+    engine = policy_engine(aggregation, skip_minibatch_kl=1e-9)  # all are dropped, so that the weights stay
+    for batch in (samples[:1], [], samples[1:]):
+        engine.accumulate(batch)
+        engine.optimizer_step()
+    found = engine.end_step()
+    engine.accumulate(samples)
+    whole = engine.optimizer_step()
+    for name in ("loss", "entropy", "ratio_mean", "logprob_gap", "clip_fraction"):
+        assert found[f"actor/{name}"] == pytest.approx(whole[f"actor/{name}"], rel=1e-5), name
 
 
 def test_small_updates_of_a_bfloat16_model_are_not_lost_in_rounding() -> None:

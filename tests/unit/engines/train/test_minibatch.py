@@ -10,7 +10,7 @@ def close(values_T: list[float], values_N: list[float]) -> MinibatchTotals:
     batch.add(
         loss=torch.tensor(0.0), values={"token": torch.tensor(values_T)}, count=len(values_T), denominator=len(values_N)
     )
-    batch.add_sample_values({"pair": torch.tensor(values_N)})
+    batch.add_values({"pair": torch.tensor(values_N)})
     return MinibatchTotals.parse(batch.close().text())
 
 
