@@ -157,6 +157,7 @@ def plan(
     devices: str | int | None = None,
     profile: str | None = None,
     max_staleness: int = 4,
+    market: str | None = None,
     probe: bool = False,
     quiet: bool = False,
 ) -> SchedulePlan:
@@ -165,7 +166,7 @@ def plan(
     from interlace.forecast.plan import split_settings
     from interlace.forecast.search.plans import PlanBounds
 
-    settings, changes = split_settings(list(overrides), PlanBounds(max_staleness=max_staleness))
+    settings, changes = split_settings(list(overrides), PlanBounds(max_staleness=max_staleness), market=market)
     found = plan_recipe(
         recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,
