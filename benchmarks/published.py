@@ -3,6 +3,7 @@
     python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [--write] presets
     python benchmarks/published.py [--only NAME] [--vary] [--write] claims
     python benchmarks/published.py [--write] ablation
+    python benchmarks/published.py [--write] agents
 
 `presets` runs every preset at one size. `claims` runs the pair of each published ratio, with its published size and
 settings as far as they are stated; `_published_claims.py` contains them with their sources. Costs are rooflines of data
@@ -10,7 +11,8 @@ sheets (the shipped profiles), and lengths are log-normal with a share that reac
 but seconds are not. Results are kept in docs/published.json: --only measures a part of the claims again, and the table
 contains all. With --vary, the assumed parameters of each claim outside the published range are halved and doubled one
 by one; changes of the ratio are printed, with a note if it enters the range. `ablation` adds the parts of StreamRL one
-after another.
+after another. `agents` compares admission of requests and of whole episodes, as ThunderAgent does, and two ways of
+running tools; `_published_agents.py` contains its assumptions.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _page import write_table
+from _published_agents import tabulate as tabulate_agents
 from _published_claims import CLAIMS, NEARLY, RANKER, REASONING, STREAM, VERL_MIX, WITHIN, Claim, Setup
 from _published_runs import Measured, measure, of_actor, of_rollout, with_lengths
 
@@ -184,7 +187,7 @@ def preset_row(one: Measured, first: Measured) -> str:
 def main() -> None:
     """Runs the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("presets", "claims", "ablation"), nargs="?", default="claims")
+    parser.add_argument("what", choices=("presets", "claims", "ablation", "agents"), nargs="?", default="claims")
     parser.add_argument("--presets", default=",".join(preset_names()), help="of `presets`")
     parser.add_argument("--devices", type=int, default=256, help="of `presets`")
     parser.add_argument("--steps", type=int, default=4)
@@ -197,6 +200,8 @@ def main() -> None:
         text = presets(options.presets.split(","), options.devices, options.steps, options.json)
     elif options.what == "claims":
         text = claims(options.steps, options.only, DOCS / "published.json", vary=options.vary)
+    elif options.what == "agents":
+        text = tabulate_agents()
     else:
         text = ablation(options.steps)
     print(text)

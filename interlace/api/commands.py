@@ -174,6 +174,7 @@ def plan(
     devices: str | int | None = None,
     profile: str | None = None,
     max_staleness: int = 4,
+    market: str | None = None,
     probe: bool = False,
     explain: bool = False,
     quiet: bool = False,
@@ -186,7 +187,7 @@ def plan(
     from interlace.cli.plan import plan_recipe
     from interlace.forecast.plan import split_settings
 
-    settings, changes = split_settings(list(overrides), max_staleness)
+    settings, changes = split_settings(list(overrides), max_staleness, market=market)
     found = plan_recipe(
         str(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,

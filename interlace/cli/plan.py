@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.plan_table import differences, show_memory, show_plans, show_training, unique
+from interlace.cli.plan_table import differences, show_market, show_memory, show_plans, show_training, unique
 from interlace.cli.preflight import hush_libraries, say, started_s, writable
 from interlace.cli.virtual import load_on_cluster
 from interlace.core.errors import UserError
@@ -40,6 +40,10 @@ def plan(
     max_staleness: Annotated[
         int, typer.Option(min=0, help="Versions by which a sample may be stale; 0 is on-policy.")
     ] = 4,
+    market: Annotated[
+        str | None,
+        typer.Option(help="on-demand, spot or a YAML file: expected interruptions, and the price with them."),
+    ] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Run the best three plans on this machine and choose the fastest.")
     ] = False,
@@ -50,7 +54,7 @@ def plan(
     from interlace.forecast.plan import split_settings
     from interlace.observe.jsonl import to_line
 
-    settings, changes = split_settings(overrides or [], max_staleness)
+    settings, changes = split_settings(overrides or [], max_staleness, market=market)
     found = plan_recipe(recipe, changes, settings, devices=devices, profile=profile, probe=probe, quiet=as_json)
     made, measured = found.made, found.measured
     if as_json:
@@ -158,6 +162,7 @@ def _show_plan(
 ) -> None:
     found = made.found
     show_plans(console, made, recipe)
+    show_market(console, made)
     say(
         console,
         f"{found.num_scored} schedules simulated, {found.num_pruned} ruled out before by memory or a lower bound. "

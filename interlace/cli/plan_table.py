@@ -64,6 +64,30 @@ def show_memory(console: Console, made: "RecipePlan") -> None:
     console.print(table)
 
 
+def show_market(console: Console, made: "RecipePlan") -> None:
+    """Prints the interruptions of the best plan on its market, if the settings name one, and the price with them."""
+    from interlace.forecast.costs.markets import load_market
+
+    market, best = made.request.settings.rented_on, made.found.best
+    if market is None:
+        return
+    found, recipe = made.interruptions(best, market), made.request.recipe
+    every = recipe.checkpoint_every
+    saved = f"checkpoints every {every} steps" if every else "without checkpoints before the end (checkpoint_every)"
+    lines = [
+        f"Market {market.name}: {found.per_day:.3g} interruptions a day of all nodes of {market.node_devices} devices. "
+        f"{found.restarts_per_day:.3g} a day stop a trainer; each costs {found.restart_loss_s:.0f} s, {saved}. "
+        f"Effective training time: {found.effective_time:.2%}."
+    ]
+    price, calm, usual = made.market_price(best, market), made.price(best), load_market("on-demand")
+    if price is not None and calm is not None:
+        lines.append(
+            f"A million trained tokens cost {price:.3g} ({market.price_share * calm:.3g} without interruptions); on "
+            f"demand, with its interruptions, {made.market_price(best, usual):.3g}."
+        )
+    console.print(" ".join(lines), highlight=False)
+
+
 def show_training(console: Console, made: "RecipePlan") -> None:
     """Prints the fastest layout of training that fits into memory, if the devices have a data sheet."""
     from interlace.forecast.training import plan_training

@@ -11,6 +11,8 @@ from pydantic import Field
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml
+from interlace.forecast.costs.markets import Market, load_market
+from interlace.forecast.interruptions import Interruptions, expect_interruptions
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
 from interlace.forecast.search.bounds import Workload
@@ -40,7 +42,9 @@ class PlanSettings(PlanBounds):
     one that holds the deadline with the fewest device-seconds is chosen.
     """
     device_hour_cost: float | None = Field(default=None, ge=0)
-    """Price of one device for an hour. If None, the profile's price."""
+    """Price of one device for an hour, on demand. If None, the profile's price."""
+    market: str | None = None
+    """Market of the devices: `on-demand`, `spot` or a YAML file. If None, no interruptions are expected."""
     search_s: float = Field(default=60.0, gt=0)
     """Limit in seconds of real time, with `search_processes` processes. The best plan so far is returned. The start of
     the command `interlace plan` counts, but the search gets at least a quarter of the time.
@@ -60,21 +64,29 @@ class PlanSettings(PlanBounds):
         return Path(self.file)
 
     @property
+    def rented_on(self) -> Market | None:
+        """The market of `market`. Raises UserError if it cannot be read."""
+        return None if self.market is None else load_market(self.market)
+
+    @property
     def words(self) -> str:
         """The bounds as text."""
         return f"{self.bounds}, in {self.deadline_h:g} h" if self.deadline_h else self.bounds
 
 
-def split_settings(overrides: Sequence[str], max_staleness: int) -> tuple[PlanSettings, list[str]]:
+def split_settings(
+    overrides: Sequence[str], max_staleness: int, *, market: str | None = None
+) -> tuple[PlanSettings, list[str]]:
     """Splits the planner's own settings from the recipe's overrides. Raises UserError.
 
-    max_staleness: of the option; `plan.max_staleness` replaces it.
+    max_staleness, market: of the options; `plan.max_staleness` and `plan.market` replace them.
     """
     mine = {override_key(each).removeprefix("plan."): each for each in overrides if each.startswith("plan.")}
     values = {key: parse_yaml(each.partition("=")[2]) for key, each in mine.items()}
-    settings = PlanSettings.parse({"max_staleness": max_staleness, **values}, where="plan")
+    settings = PlanSettings.parse({"max_staleness": max_staleness, "market": market, **values}, where="plan")
     if not settings.file.endswith((".yaml", ".yml")):
         raise UserError(f"plan.file = {settings.file!r}: a schedule's file ends in .yaml.")
+    settings.rented_on  # noqa: B018 - refuses an unknown market before the search
     return settings, [each for each in overrides if not each.startswith("plan.")]
 
 
@@ -134,8 +146,28 @@ class RecipePlan:
         given = self.request.settings.device_hour_cost
         return self.request.simulation.price(plan.score.tokens_per_s, device_hour_cost=given)
 
+    def interruptions(self, plan: Planned, market: Market) -> Interruptions:
+        """Returns the expected interruptions of a plan on a market."""
+        request = self.request
+        return expect_interruptions(
+            market, request.recipe, plan.schedule, request.simulation.devices, plan.score.step_s
+        )
+
+    def market_price(self, plan: Planned, market: Market) -> float | None:
+        """Returns the price of a million trained tokens on a market, interruptions included; None without a price."""
+        price = self.price(plan)
+        return None if price is None else market.price_share * price / self.interruptions(plan, market).effective_time
+
     def row(self, plan: Planned) -> dict[str, JSON]:
         """Returns a plan as JSON."""
+        market = self.request.settings.rented_on
+        of_market: dict[str, JSON] = {}
+        if market:
+            price = self.market_price(plan, market)
+            of_market = {
+                "interruptions": self.interruptions(plan, market).row(),
+                "market_price_per_million_tokens": price,
+            }
         score = plan.score
         return {
             "from": plan.name,
@@ -150,6 +182,7 @@ class RecipePlan:
             "staleness_bound": plan.staleness_bound,
             "length_shift": score.length_shift,
             "price_per_million_tokens": self.price(plan),
+            **of_market,
         }
 
     def json(self) -> dict[str, JSON]:

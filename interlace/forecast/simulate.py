@@ -222,6 +222,11 @@ def check_profile_roles(recipe: Recipe, profile: Profile, devices: tuple[Device,
         raise UserError(
             f"the recipe's episode {episode.name!r} takes several turns, and the profile has no `turns`. {measure}"
         )
+    if profile.turns and profile.turns.tools == "synchronous" and schedule.rollout_budget is not None:
+        raise UserError(
+            "profile.turns.tools=synchronous lets all episodes wait for each other, and schedule.rollout_budget="
+            f"{schedule.rollout_budget} suspends some until the next step. Set schedule.rollout_budget=none."
+        )
     if simulators_of(episode) is None:
         return
     if profile.env is None:

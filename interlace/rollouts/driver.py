@@ -131,7 +131,7 @@ class EngineDriver:
 
     def submit(self, job: Job) -> None:
         """Queues a job."""
-        self.jobs.add(job)
+        self.jobs.add(self.calls.order(job))
         self._wake()
 
     def cancel(self, request_id: str) -> None:
@@ -244,6 +244,8 @@ class EngineDriver:
             if self.weights.aborts_sequences and self.jobs.running:
                 await self.calls.abort_all("interrupted")
             await self.weights.install(ref)
+            if not self.weights.keeps_contexts:
+                self.calls.drop_contexts()
             self.metrics = {**await self.group.engine_metrics(), **self.calls.limit.metrics()}
             is_lost = self.metrics.pop("is_lost", 0.0)
             self._enter_phase(Phase.HOLDING)

@@ -1,6 +1,7 @@
 """Calls of one rollout engine: they carry requests and cancellations, and return responses."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
 from interlace.runtime.typed_group import TypedGroup
 from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse
+from interlace.schedule.episode_limit import EpisodeLimit
 
 if TYPE_CHECKING:
     from interlace.rollouts.driver import EngineDriver
@@ -48,6 +50,11 @@ class GenerationMeter:
     def recompute(self) -> None:
         """Records that the engine recomputes the KV cache of its running sequences."""
         self._repeated_tokens += self._cached_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the sequences that were submitted and have not left."""
+        return self._cached_tokens
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> list[TurnEnd]:
         """Records sequences that left the engine with a call. Returns the ended turns of the flow. span: see end()."""
@@ -152,13 +159,43 @@ class EngineCalls:
     def release(self, owner: SampleKey) -> None:
         """Releases the KV cache of a sample, with the next call: it has no further turn on this engine."""
         self._ended.append(owner)
+        if self._episodes:
+            self._episodes.drop(owner)
+
+    def order(self, job: Job) -> Job:
+        """Returns a job that is about to be queued, before all others if the engine has the context of its sample."""
+        return replace(job, order=-math.inf) if self._episodes and self._episodes.expect(job.request.owner) else job
+
+    def drop_contexts(self) -> None:
+        """Records that the engine has dropped the KV caches between turns."""
+        if self._episodes:
+            self._episodes.clear()
+
+    @property
+    def _episodes(self) -> EpisodeLimit | None:
+        return self.limit if isinstance(self.limit, EpisodeLimit) else None
 
     def admit(self) -> list[Job]:
         """Moves the queued jobs that may begin now to the running ones, and returns them."""
         admitted: list[Job] = []
+        num_tokens = self._meter.num_cached_tokens
         while self._weights.has_ready_job() and len(self._jobs.running) < self.limit.value:
+            if self._episodes and not self._begin_episode(num_tokens):
+                break
             admitted.append(self._jobs.start_first())
+            num_tokens += admitted[-1].num_tokens
         return admitted
+
+    def _begin_episode(self, num_running: int) -> bool:
+        """Returns whether the first queued job may begin, with its context. num_running: tokens of the sequences."""
+        job, episodes = self._jobs.first(), self._episodes
+        if job is None or episodes is None:
+            return job is not None
+        # An engine without a sequence admits any turn: an episode may wait for another one.
+        if self._jobs.running and not episodes.admits(job.request.owner, job.num_tokens, num_running):
+            return False
+        episodes.drop(job.request.owner)
+        return True
 
     async def serve(self, jobs: Sequence[Job]) -> tuple[Progress, Span]:
         """Submits jobs that admit() returned, and decodes until one finishes or the call is interrupted.
@@ -177,6 +214,7 @@ class EngineCalls:
     def record(self, progress: Progress, span: Span) -> None:
         """Delivers the results of a call and records its work."""
         self.kv_use = progress.kv_use
+        num_tokens = self._meter.num_cached_tokens + progress.num_new_tokens
         served = self._meter.end(span, progress, self._jobs.num_queued)
         if self._host.curve:
             self._host.curve.observe(served)
@@ -186,9 +224,14 @@ class EngineCalls:
                 asyncio.get_running_loop().call_soon(running.on_draft, draft)
         for response in progress.responses:
             if job := self._end_job(response):
+                if self._episodes and response.request.may_continue and not response.failure:
+                    num_kept = response.request.num_prompt_tokens + len(response.token_ids)
+                    self._episodes.keep(response.request.owner, num_kept)
                 self._host.on_response(job, response)
         if self.limit.adapts:
-            self.limit.observe(self._measure_use(progress))
+            self.limit.observe(self._measure_use(progress, num_tokens))
+        if self._episodes:
+            self._ended += self._episodes.pause(self._meter.num_cached_tokens)
 
     async def abort_all(self, reason: str, onto: "list[EngineDriver] | None" = None) -> None:
         """Removes all running sequences and dispatches them again (to `onto`). reason: name of the count."""
@@ -214,6 +257,7 @@ class EngineCalls:
             self._jobs.end_running(job.request.id)
         self._aborts.clear()
         self._ended.clear()
+        self.drop_contexts()
         self._meter.forget()
         return jobs
 
@@ -224,7 +268,8 @@ class EngineCalls:
             self._meter.drop(len(response.token_ids))
         return job
 
-    def _measure_use(self, progress: Progress) -> EngineUse:
+    def _measure_use(self, progress: Progress, num_tokens: int) -> EngineUse:
+        """Returns the report of a call. num_tokens: of all its sequences."""
         return EngineUse(
             num_here=progress.num_running + progress.num_waiting,
             num_waiting=progress.num_waiting,
@@ -232,6 +277,8 @@ class EngineCalls:
             kv_use=progress.kv_use,
             num_preemptions=progress.num_preemptions,
             is_binding=self._weights.has_ready_job(),
+            num_tokens=self._meter.num_cached_tokens,
+            num_ended_tokens=num_tokens - self._meter.num_cached_tokens,
         )
 
 

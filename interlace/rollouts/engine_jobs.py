@@ -44,6 +44,11 @@ class Job:
         """True if the job is a partial, which already has generated tokens."""
         return bool(self.request.generated_ids)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the engine holds when the job begins."""
+        return self.request.num_prompt_tokens + self.request.num_tokens
+
 
 class EngineHost(Protocol):
     """Receiver of a driver's reports: the dispatcher of the engine pool."""

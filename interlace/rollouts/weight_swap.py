@@ -52,6 +52,11 @@ class WeightSwap:
         """True if the swap ends the running sequences, which are then resubmitted."""
         return self._on_update == "abort_resume"
 
+    @property
+    def keeps_contexts(self) -> bool:
+        """True if the KV caches between turns survive a swap."""
+        return self._on_update == "keep"
+
     def receive(self, ref: WeightRef) -> None:
         """Stores new weights until the swap. A newer version replaces a pending one."""
         self._pending = ref

@@ -1,4 +1,4 @@
-"""Number of sequences that one engine runs at once: fixed, or adapted to the use of its KV cache."""
+"""Number of sequences that one engine runs at once: fixed, adapted to the use of its KV cache, or by whole episodes."""
 
 import math
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
+from interlace.schedule.episode_limit import EpisodeLimit, WholeEpisodes
 
 
 class Adaptive(Config):
@@ -55,6 +56,10 @@ class EngineUse(NamedTuple):
     """Sequences that lost their KV-cache cells in the call."""
     is_binding: bool
     """True if more sequences are ready than the limit admits."""
+    num_tokens: int = 0
+    """Tokens of the sequences in the engine."""
+    num_ended_tokens: int = 0
+    """Tokens of the sequences that ended in the call."""
 
 
 class ConcurrencyLimit(Protocol):
@@ -147,6 +152,8 @@ def create_limit(setting: "Concurrency") -> ConcurrencyLimit:
     """Makes the limit of one engine. Every engine has a separate one."""
     if isinstance(setting, Adaptive):
         return AdaptiveLimit(setting)
+    if isinstance(setting, WholeEpisodes):
+        return EpisodeLimit(setting)
     return FixedLimit(math.inf if setting is None else setting)
 
 
@@ -160,4 +167,6 @@ def _expand_name(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
 
-Concurrency: TypeAlias = Annotated[Adaptive | Annotated[int, Field(ge=1)] | None, BeforeValidator(_expand_name)]
+Concurrency: TypeAlias = Annotated[
+    Adaptive | WholeEpisodes | Annotated[int, Field(ge=1)] | None, BeforeValidator(_expand_name)
+]

@@ -10,6 +10,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.schedule.concurrency import Adaptive, Concurrency, none_as_null
 from interlace.schedule.dispatch import create_dispatch
+from interlace.schedule.episode_limit import WholeEpisodes
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.roles import (
     HOST,
@@ -172,7 +173,8 @@ class Schedule(Config):
     lend_until: Annotated[Annotated[float, Field(gt=0, le=1)] | None, BeforeValidator(none_as_null)] = None
     """Share of a step's batch that, once complete, takes engines off devices that training shares. If None, never."""
     concurrency: Concurrency = None
-    """Running sequences per engine. `adaptive` follows the KV use. If None, only the engine's own limits apply."""
+    """Running sequences per engine. `adaptive` follows the KV use. `episodes` admits whole episodes. If None, only the
+    engine's own limits apply."""
 
     @model_validator(mode="before")
     @classmethod
@@ -248,7 +250,8 @@ class Schedule(Config):
     @property
     def follows_kv_use(self) -> bool:
         """True if the number of running sequences follows the use of an engine's KV cache."""
-        return isinstance(self.concurrency, Adaptive)
+        limit = self.concurrency
+        return isinstance(limit, Adaptive) or (isinstance(limit, WholeEpisodes) and limit.kv_tokens is None)
 
     @property
     def waits_for_swap(self) -> bool:

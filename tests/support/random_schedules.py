@@ -38,7 +38,9 @@ def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool =
         "lend_until": rng.choice([None, None, 0.3, 0.8]),
         "min_hold": rng.choice([0, 0, 0.3]),
         "switch": rng.choice(["when_idle", "when_ready"]),
-        "concurrency": rng.choice([None, None, 1, 2, 5, "adaptive", {"kind": "adaptive", "initial": 1, "ceiling": 4}]),
+        "concurrency": rng.choice(
+            [None, None, 1, 2, 5, "adaptive", "episodes", {"kind": "adaptive", "initial": 1, "ceiling": 4}]
+        ),
     }
     if fields["on_update"] != "keep":
         fields["kv_on_switch"] = rng.choice(["offload", "recompute"])

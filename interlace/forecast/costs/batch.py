@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Literal
 
 from interlace.core.kv_eviction import ReturnTimes, first_to_go
 from interlace.core.runs import Runs
@@ -19,11 +20,12 @@ HEADROOM = 0.01
 
 
 class KeptContexts:
-    """Contexts of ended turns. They give way to running sequences in the same order as in a real engine."""
+    """Contexts of ended turns, which give way to running sequences. See RolloutCosts.eviction."""
 
-    def __init__(self) -> None:
+    def __init__(self, eviction: Literal["fewest_tokens", "least_recent"] = "fewest_tokens") -> None:
+        self._is_lru = eviction == "least_recent"
         self._kept: dict[SampleKey, tuple[float, int]] = {}
-        """Sample -> (time of the start, in seconds; number of tokens)."""
+        """Sample -> (time of the start, in seconds; number of tokens), the least recently used first."""
         self._returns = ReturnTimes()
         self.num_tokens = 0
         """Tokens of all kept contexts."""
@@ -31,7 +33,7 @@ class KeptContexts:
     def keep(self, request: Request, num_tokens: int, now_s: float) -> None:
         """Keeps the context of a turn that ended, if its sample may have another turn."""
         if request.may_continue and num_tokens > 0:
-            self.release([request.owner])
+            self._drop(request.owner)
             self._kept[request.owner] = now_s, num_tokens
             self.num_tokens += num_tokens
 
@@ -40,26 +42,42 @@ class KeptContexts:
         since_s, num_tokens = self._kept.get(request.owner, (0.0, 0))
         if num_tokens:
             self._returns.observe(now_s - since_s)
-            self.release([request.owner])
+            self._drop(request.owner)
         return max(0, min(num_tokens, context - 1))
 
     def release(self, owners: Sequence[SampleKey]) -> None:
-        """Drops the contexts of these samples."""
-        for owner in owners:
-            _, num_tokens = self._kept.pop(owner, (0.0, 0))
-            self.num_tokens -= num_tokens
+        """Drops the contexts of these samples. An engine that evicts the least recently used tokens keeps them."""
+        if not self._is_lru:
+            for owner in owners:
+                self._drop(owner)
 
     def fit(self, room: int, now_s: float) -> None:
-        """Drops contexts, the cheapest first, until the rest fits into `room` tokens."""
-        while self.num_tokens > max(0, room):
+        """Drops contexts in the order of eviction until the rest fits into `room` tokens."""
+        while (excess := self.num_tokens - max(0, room)) > 0:
+            if self._is_lru:
+                self._evict_least_recent(excess)
+                continue
             owners = [*self._kept]
             waits = [(now_s - since_s, num_tokens) for since_s, num_tokens in self._kept.values()]
-            self.release([owners[first_to_go(waits, patience_s=self._returns.patience_s)]])
+            self._drop(owners[first_to_go(waits, patience_s=self._returns.patience_s)])
 
     def clear(self) -> None:
         """Drops all contexts."""
         self._kept.clear()
         self.num_tokens = 0
+
+    def _evict_least_recent(self, excess: int) -> None:
+        """Evicts at most `excess` tokens of the least recently used context. The beginning of a context stays."""
+        owner, (since_s, num_tokens) = next(iter(self._kept.items()))
+        if num_tokens <= excess:
+            self._drop(owner)
+        else:
+            self._kept[owner] = since_s, num_tokens - excess
+            self.num_tokens -= excess
+
+    def _drop(self, owner: SampleKey) -> None:
+        _, num_tokens = self._kept.pop(owner, (0.0, 0))
+        self.num_tokens -= num_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +157,7 @@ class SimulatedBatch:
         self._step = 0
         self.num_cached = 0
         """Tokens of the running sequences in the KV cache."""
-        self.kept = KeptContexts()
+        self.kept = KeptContexts(costs.eviction)
         self.due_s = 0.0
         """Seconds of work that precedes the next step, such as prompts to compute."""
 

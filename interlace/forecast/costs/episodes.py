@@ -1,6 +1,8 @@
 """Episode on the virtual clock: its turns, the tokens that each turn receives, and the seconds of its tools."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
@@ -14,6 +16,44 @@ NO_ACTIONS = np.zeros((1, 1), np.float32)
 """[K, A] actions of a chunk that only takes time."""
 
 
+class ToolBatches:
+    """Tools that run as a batch: see Turns.tools."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._waiting: list[tuple[asyncio.Future[None], float]] = []
+
+    @contextmanager
+    def episode(self) -> Iterator[None]:
+        """Counts an episode, for whose turns the others wait."""
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._begin_if_complete()
+
+    async def run_tool(self, seconds: float) -> None:
+        """Waits until all episodes have ended their turns, and then for the slowest tool."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((ended, seconds))
+        self._begin_if_complete()
+        await ended
+
+    def _begin_if_complete(self) -> None:
+        waiting = [(ended, seconds) for ended, seconds in self._waiting if not ended.done()]
+        if waiting and len(waiting) >= self._num_running:
+            self._waiting = []
+            slowest_s = max(seconds for _, seconds in waiting)
+            asyncio.get_running_loop().call_later(slowest_s, _end_all, [ended for ended, _ in waiting])
+
+
+def _end_all(tools: Sequence["asyncio.Future[None]"]) -> None:
+    for ended in tools:
+        if not ended.done():
+            ended.set_result(None)
+
+
 class SimulatedEpisode:
     """Episode drawn from a turn model, keyed by its sample: the same under every schedule.
 
@@ -24,6 +64,7 @@ class SimulatedEpisode:
     def __init__(self, turns: Turns, *, brings_reward: bool, has_envs: bool = False) -> None:
         """brings_reward: False if a scorer gives the reward. has_envs: True if the run has simulators."""
         self._turns, self._brings_reward, self._has_envs = turns, brings_reward, has_envs
+        self._batches = ToolBatches() if turns.tools == "synchronous" else None
 
     async def run(self, prompt: Prompt, session: Session) -> float | None:
         """Runs the turns, with a wait for the tool between them."""
@@ -33,16 +74,21 @@ class SimulatedEpisode:
         if self._has_envs:
             await self._play_turns(prompt, session, max(1, round(interpolate(model.turns, count))))
             return reward
-        context = prompt.token_ids.tolist()
-        drawn: list[int] = []
-        for number in range(max(1, round(interpolate(model.turns, count)))):
+        num_turns = max(1, round(interpolate(model.turns, count)))
+        with self._batches.episode() if self._batches else nullcontext():
+            await self._use_tools(prompt, session, num_turns)
+        return reward
+
+    async def _use_tools(self, prompt: Prompt, session: Session, num_turns: int) -> None:
+        model, context, drawn = self._turns, prompt.token_ids.tolist(), list[int]()
+        run_tool = self._batches.run_tool if self._batches else asyncio.sleep
+        for number in range(num_turns):
             if number:
-                length, seconds = uniforms("tool", seed, number)
+                length, seconds = uniforms("tool", session.seed, number)
                 async with session.waiting("a tool"):
-                    await asyncio.sleep(interpolate(model.tool_s, seconds))
+                    await run_tool(interpolate(model.tool_s, seconds))
                 context = [*context, *drawn, *[0] * round(interpolate(model.given_tokens, length))]
             drawn = (await session.generate(context)).token_ids.tolist()
-        return reward
 
     async def _play_turns(self, prompt: Prompt, session: Session, num_turns: int) -> None:
         sensed = [0] * round(interpolate(self._turns.given_tokens, 0.5))

@@ -112,6 +112,10 @@ class RolloutCosts(StateCosts):
     """Seconds to move one cached token to the host or back, when a device switches roles during generation."""
     max_running: int = Field(default=4096, ge=1)
     """Largest number of sequences that decode concurrently."""
+    eviction: Literal["fewest_tokens", "least_recent"] = "fewest_tokens"
+    """Eviction of contexts between two turns. fewest_tokens: whole contexts, the smallest first, as the native engine
+    does. least_recent: the least recently used tokens, also of ended samples (the prefix cache of vLLM).
+    """
     update_s: float = Field(default=0.0, ge=0)
     """Seconds to replace all weights."""
     max_devices: int = Field(default=0, ge=0)
@@ -273,6 +277,10 @@ class Turns(Config):
     """Quantiles of the tokens added before a later turn: a tool's result, a user's message."""
     tool_s: tuple[float, ...] = Field(min_length=1)
     """Quantiles of the seconds between two turns: the episode's code and its tools."""
+    tools: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """synchronous: tools run as a batch. They start when all episodes have ended their turns, and the next turns begin
+    when the last tool has ended.
+    """
     reward: float = Field(default=0.5, ge=0, le=1)
     """Share of right episodes, if the episode provides the reward."""
 

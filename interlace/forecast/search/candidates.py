@@ -232,9 +232,15 @@ _LOANS = (None, 0.3, 0.6, 0.8, 0.9)
 
 
 def neighbours(
-    candidate: Candidate, *, spans: Iterable[int], has_reference: bool, has_env: bool = False, pools: Pools = ()
+    candidate: Candidate,
+    *,
+    spans: Iterable[int],
+    has_reference: bool,
+    has_env: bool = False,
+    has_tools: bool = False,
+    pools: Pools = (),
 ) -> Iterator[Candidate]:
-    """Yields the candidates that differ in one decision."""
+    """Yields the candidates that differ in one decision. has_tools: whether samples wait between turns."""
     yield from _list_moves(candidate, tuple(spans), has_reference)
     if has_env:
         yield from _with_simulators(candidate)
@@ -242,6 +248,8 @@ def neighbours(
     for fields in _list_decisions(candidate.rest, has_reference):
         if (changed := candidate.changed(fields)) and changed != candidate:
             yield changed
+    if has_tools and (whole := candidate.changed({"concurrency": "episodes"})) and whole != candidate:
+        yield whole
     if candidate.layout.lends:
         yield from (
             each for share in _LOANS if (each := candidate.changed({"lend_until": share})) and each != candidate

@@ -185,6 +185,7 @@ class _Search:
                     spans=self._workload.spans,
                     has_reference="reference" in roles,
                     has_env="env" in roles,
+                    has_tools=self._workload.turns > 1 and "env" not in roles,
                     pools=self._workload.pools,
                 )
             ]

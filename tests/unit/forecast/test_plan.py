@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from interlace.cli.main import app
 from interlace.core.errors import UserError
+from interlace.forecast.costs.markets import load_market
 from interlace.forecast.costs.profiles import change_profile, load_profile
 from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan, recipe_for
@@ -215,9 +216,16 @@ def test_the_command_prints_one_object_and_writes_a_schedule(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     words = ["plan", "longtail", "--devices", "4", "--profile", "qwen2.5-7b-h800", "--max-staleness", "1", "--json"]
     sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=500"]
-    result = CliRunner().invoke(app, [*words, *sizes, "plan.search_samples=12000", "plan.search_processes=1"])
+    rented = ["--market", "spot", "plan.device_hour_cost=4", "steps=100", "checkpoint_every=20"]
+    result = CliRunner().invoke(app, [*words, *sizes, *rented, "plan.search_samples=12000", "plan.search_processes=1"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
+    best, market = told["best"], load_market("spot")
+    interrupted = best["interruptions"]
+    assert interrupted["per_day"] == market.interruptions_per_node_day, "four devices are a part of one node"
+    assert interrupted["restart_loss_s"] == pytest.approx(market.restart_s + 10 * best["step_s"])
+    share = best["market_price_per_million_tokens"] / best["price_per_million_tokens"]
+    assert share == pytest.approx(market.price_share / interrupted["effective_time"])
     assert told["best"]["ratio"] >= 1
     assert told["measured"] is None
     assert {why["preset"] for why in told["why_not"]} <= set(preset_names())
@@ -238,6 +246,7 @@ def test_the_command_prints_one_object_and_writes_a_schedule(tmp_path, monkeypat
         (["--profile", "qwen2.5-7b-h800"], "this machine has"),
         (["plan.deadline_h=0"], "deadline_h"),
         (["plan.deadlines=3"], "unknown key"),
+        (["--market", "spott"], "unknown market 'spott'"),
         (
             ["--devices", "8", "--profile", "qwen2.5-7b-h800", "plan.deadline_h=0.001", "plan.search_samples=12000"],
             "best plan found",

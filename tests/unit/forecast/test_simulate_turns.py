@@ -23,10 +23,46 @@ def recipe_of(schedule: str, *overrides: str) -> Recipe:
     return load_recipe("quickstart", [f"schedule={schedule}", *sizes, EPISODE, *overrides])
 
 
-def simulated(schedule: str, turns: Turns | None = TURNS, kv_tokens: int = 4000) -> Simulated:
-    rollout = PROFILE.rollout.model_copy(update={"kv_tokens": kv_tokens})
-    profile: Profile = PROFILE.model_copy(update={"turns": turns, "rollout": rollout})
-    return simulate(recipe_of(schedule), Simulation(profile=profile, num_devices=8, num_prompts=64))
+def simulated(
+    schedule: str,
+    turns: Turns | None = TURNS,
+    kv_tokens: int = 4000,
+    *overrides: str,
+    num_devices: int = 8,
+    **costs: object,
+) -> Simulated:
+    rollout = PROFILE.rollout.model_copy(update={"kv_tokens": kv_tokens, **costs})
+    profile: Profile = PROFILE.model_copy(
+        update={"turns": turns, "rollout": rollout, "device_memory_bytes": 1000 // num_devices}
+    )
+    simulation = Simulation(profile=profile, num_devices=num_devices, num_prompts=64)
+    return simulate(recipe_of(schedule, *overrides), simulation)
+
+
+@pytest.mark.parametrize("eviction", ["fewest_tokens", "least_recent"])
+def test_admission_of_whole_episodes_keeps_contexts_of_an_overloaded_engine(eviction: str) -> None:
+    """Twelve samples of 21 turns, of 1,500 tokens, on one engine, whose cache has room for four of them."""
+    many = Turns(turns=(21,), given_tokens=(10,), tool_s=(0.1, 2.0))
+
+    def run(*overrides: str) -> Simulated:
+        costs = {"eviction": eviction, "prefill_token_s": 1e-3}
+        return simulated("verl-colocated", many, 6000, *overrides, num_devices=1, **costs)
+
+    thrashing, whole = run(), run("schedule.concurrency=episodes")
+    lost, found = (sum(result.run.values("rollout/history_reused")) / 3 for result in (thrashing, whole))
+    assert lost < 0.5 and found > 0.7
+    assert whole.seconds < thrashing.seconds
+    ends = [Counter(ended.event for ended in result.events) for result in (thrashing, whole)]
+    assert ends[0] == ends[1] == {TerminalEvent.TRAINED: 36}
+
+
+def test_tools_that_run_as_a_batch_make_every_episode_wait_for_the_slowest() -> None:
+    batch = TURNS.model_copy(update={"tools": "synchronous"})
+    alone, together = (simulated("verl-colocated", turns, 40_000) for turns in (TURNS, batch))
+    assert together.seconds > 1.3 * alone.seconds
+    assert len(together.events) == len(alone.events) == 36
+    with pytest.raises(UserError, match="rollout_budget"):
+        simulated("kimi-partial-rollout", batch)
 
 
 @pytest.mark.parametrize("preset", ["verl-colocated", "streamrl-async", "areal", "kimi-partial-rollout", "pipelinerl"])

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
+from interlace.core.types import SampleKey
 from interlace.schedule.concurrency import Adaptive, AdaptiveLimit, EngineUse, create_limit
+from interlace.schedule.episode_limit import EpisodeLimit
 from interlace.schedule.schedule import Schedule
 
 USES = st.lists(
@@ -27,7 +29,15 @@ SETTINGS = Adaptive(initial=16, floor=2, ceiling=64)
 
 
 def use(
-    *, here: int = 16, finished: int = 0, kv: float = 0.5, preempted: int = 0, waiting: int = 0, binding: bool = True
+    *,
+    here: int = 16,
+    finished: int = 0,
+    kv: float = 0.5,
+    preempted: int = 0,
+    waiting: int = 0,
+    binding: bool = True,
+    tokens: int = 0,
+    ended: int = 0,
 ) -> EngineUse:
     return EngineUse(
         num_here=here,
@@ -36,6 +46,8 @@ def use(
         kv_use=kv,
         num_preemptions=preempted,
         is_binding=binding,
+        num_tokens=tokens,
+        num_ended_tokens=ended,
     )
 
 
@@ -103,6 +115,30 @@ def test_it_finds_what_a_cache_holds() -> None:
             num_lost += lost
     assert 45 <= sum(limits) / len(limits) <= 60, "six to eight tenths of the cache"
     assert num_lost < 10, "of some 8,000"
+
+
+A, B, C, D = (SampleKey(gid, 0) for gid in range(4))
+
+
+def test_whole_episodes_are_admitted_while_their_contexts_fit_between_turns_too() -> None:
+    limit = create_limit(Schedule.parse({"concurrency": {"kind": "episodes", "share": 0.8}}).concurrency)
+    assert isinstance(limit, EpisodeLimit)
+    assert limit.value == 16, "until the engine has reported"
+    limit.observe(use(kv=0.5, waiting=1, tokens=900))
+    assert limit.value == 16, "waiting sequences hold no part of the cache"
+    limit.observe(use(kv=0.5, tokens=500))
+    limit.observe(use(kv=1.0, tokens=0, ended=1400))
+    assert limit.value == math.inf and limit.admits(A, 800, 0) and not limit.admits(A, 801, 0)
+    for owner, num_tokens in ((A, 300), (B, 100), (C, 200)):
+        limit.keep(owner, num_tokens)
+    assert not limit.admits(D, 201, 0) and limit.admits(D, 100, 100)
+    assert limit.admits(A, 300, 900), "a sample that is here"
+    assert limit.pause(400) == []
+    assert limit.expect(B) and not limit.expect(D)
+    assert limit.pause(450) == [C], "the smallest whose next turn is not queued"
+    assert not limit.expect(C)
+    limit.drop(A)
+    assert limit.admits(D, 700, 0) and not limit.admits(D, 701, 0), "B alone is left"
 
 
 def test_a_number_is_a_number_and_none_is_no_limit() -> None:

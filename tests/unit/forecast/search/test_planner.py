@@ -24,6 +24,7 @@ from interlace.forecast.search.plans import (
     differing,
     pareto,
 )
+from interlace.schedule.episode_limit import WholeEpisodes
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
@@ -103,6 +104,9 @@ def test_neighbours_differ_and_are_valid() -> None:
         found = list(neighbours(candidate, spans=(1, 2), has_reference=True))
         assert candidate not in found
         assert len(found) > 40
+        agents = neighbours(candidate, spans=(1, 2), has_reference=True, has_tools=True)
+        whole = [each for each in agents if each not in found]
+        assert [each.rest.concurrency for each in whole] == [WholeEpisodes()]
 
 
 def test_a_schedule_that_publishes_seldom_does_not_pass_for_on_policy() -> None:

@@ -1,0 +1,61 @@
+"""Admission of whole episodes on the native engine: `concurrency: episodes`."""
+
+import asyncio
+
+import numpy as np
+
+from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
+from interlace.engines.rollout import NativeConfig
+from interlace.rollouts.base import Session
+from interlace.run.clusters.base import ClusterConfig, run_on
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.schedule import Schedule
+from tests.support.episode_runs import OneEngine
+
+TURNS, EPISODES, TOOL_TOKENS = 4, 12, 30
+MAX_TOKENS = 1200
+"""Room for the whole contexts of four samples: 158 tokens, for which the engine reserves 256 cells."""
+
+
+class ToolUser:
+    """Episode of several turns. Its tool lets the turns of other samples begin."""
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        context = prompt.token_ids.tolist()
+        for number in range(TURNS):
+            turn = await session.generate(context)
+            async with session.waiting("a tool"):
+                await asyncio.sleep(0.002)
+            context = [*context, *turn.token_ids.tolist(), *range(3 + number, 3 + number + TOOL_TOKENS)]
+        return 1.0
+
+
+def play(concurrency: object) -> tuple[list[Sample], float]:
+    """Returns the samples, and the share of earlier turns' tokens that the engine reused."""
+    engine = OneEngine(
+        config=NativeConfig(max_running=EPISODES, max_tokens=MAX_TOKENS),
+        schedule=Schedule.parse({"concurrency": concurrency}),
+        params=SamplingParams(max_new_tokens=12),
+    )
+
+    def prompt(gid: int) -> Prompt:
+        token_ids = np.random.default_rng(gid).integers(3, 90, 20).astype(np.int32)
+        return Prompt(uid=f"p{gid}", token_ids=token_ids, text="", answer="")
+
+    async def flow(cluster: Cluster) -> tuple[list[Sample], float]:
+        wave = [Sample(key=SampleKey(gid, 0), prompt=prompt(gid)) for gid in range(EPISODES)]
+        pool = await engine.pool(cluster, EPISODES)
+        rows, failures = await engine.play(pool, cluster, ToolUser(), wave)
+        assert not failures
+        return sorted(rows, key=lambda row: row.key), pool.engine_metrics()["history_reused"]
+
+    return asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))
+
+
+def test_whole_episodes_keep_their_contexts_and_get_the_same_samples() -> None:
+    thrashing, lost = play(None)
+    whole, found = play({"kind": "episodes", "initial": 2})
+    given, found_too = play({"kind": "episodes", "kv_tokens": MAX_TOKENS // 2})
+    assert 2 * lost < min(found, found_too)
+    tokens = [[row.token_ids.tolist() for row in rows] for rows in (thrashing, whole, given)]
+    assert tokens[0] == tokens[1] == tokens[2]
