@@ -151,15 +151,23 @@ class Cluster(ABC):
                 repeats_calls=spec.revival.repeats_calls,
             )
         self.groups.append(group)
+        try:
+            await self._check_memory(spec, group)
+        except BaseException:  # also if cancelled: nothing else ends a group that its caller did not receive
+            await self._end_group(group)
+            raise
+        return group
+
+    async def _check_memory(self, spec: WorkerSpec, group: WorkerGroup[Worker]) -> None:
+        """Measures a started group, and unloads it from devices with memory of their own. Raises UserError."""
         await group.state.measure_memory()
         if spec.devices:
             self.lock.check_fit(group.state)
             if _has_own_memory(spec.devices[0]):
                 # Made on its devices but loaded only when called: others may need the memory.
                 with self.waits.operation(who=spec.name, what="offload"):
-                    await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
+                    await asyncio.gather(*(rank.call("offload", (), {}) for rank in group.rank_set.ranks))
                     await self.wait_turn()
-        return group
 
     async def _start_ranks(self, spec: WorkerSpec, what: str) -> Sequence[Rank]:
         with self.waits.operation(who=spec.name, what=what):
@@ -200,12 +208,14 @@ class Cluster(ABC):
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
-        mine = cast(WorkerGroup[Worker], group)  # callers see this group as a TypedGroup
-        self.groups.remove(mine)
-        self.lock.forget(mine.state)
-        self.processes.forget(mine.name)
-        with self.waits.operation(who=mine.name, what="close"):
-            await mine.close()
+        await self._end_group(cast(WorkerGroup[Worker], group))  # callers see this group as a TypedGroup
+
+    async def _end_group(self, group: WorkerGroup[Worker]) -> None:
+        self.groups.remove(group)
+        self.lock.forget(group.state)
+        self.processes.forget(group.name)
+        with self.waits.operation(who=group.name, what="close"):
+            await group.close()
 
     @abstractmethod
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...

@@ -1,6 +1,7 @@
 """Processes that do jobs for this one, on any node of a Ray cluster."""
 
 import contextlib
+import multiprocessing
 import socket
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ class ChildActor(RankActor):
         """Runs target(connection, *arguments) once the run has connected."""
         connection = admit(self._listener, self._token)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        multiprocessing.current_process().name = self._name  # become_child() gives it to the kernel
         target(connection, *arguments)
 
 
