@@ -1,9 +1,12 @@
 """Processes of the workers that have a separate process."""
 
+import asyncio
+import weakref
 from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
+from interlace.runtime.process.starts import LOOK_S
 from interlace.runtime.rank import Rank
 
 
@@ -23,6 +26,10 @@ class WorkerProcess(Rank, Protocol):
         """Calls on the process that have no reply yet."""
         ...
 
+    def kill_if_stopped(self) -> None:
+        """Kills the process if a signal has stopped it, because it would never answer. Only on this machine."""
+        ...
+
     async def death(self) -> WorkerDiedError | None:
         """Returns the cause of the process's death, once it is determined.
 
@@ -36,6 +43,8 @@ class WorkerProcesses:
 
     def __init__(self) -> None:
         self._processes: list[WorkerProcess] = []
+        self._watched: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+        """All processes, also those that are starting or may die."""
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter(self._processes)
@@ -46,6 +55,17 @@ class WorkerProcesses:
     def add(self, process: WorkerProcess) -> None:
         """Adds a process that has started."""
         self._processes.append(process)
+
+    def watch(self, process: WorkerProcess) -> None:
+        """Adds a process that is about to start to those that watch_stopped() looks at."""
+        self._watched.add(process)
+
+    async def watch_stopped(self) -> None:
+        """Looks forever for processes that a signal has stopped, and kills them. Their deaths are then noticed."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for process in [*self._watched]:
+                process.kill_if_stopped()
 
     def select(self, group: str) -> Sequence[WorkerProcess]:
         """Returns the processes of a group."""

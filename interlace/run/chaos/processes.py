@@ -1,5 +1,6 @@
 """The processes of a run on this machine, by role. Needs /proc."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,9 @@ def _list_names(process: int) -> Sequence[str]:
     name = read_name(process)
     if name != RANK_ON_RAY:
         return (name,)
-    return [read_name(int(thread.name), process) for thread in Path(f"/proc/{process}/task").glob("*")]
+    with contextlib.suppress(OSError):  # the process has ended
+        return [read_name(int(thread.name)) for thread in Path(f"/proc/{process}/task").iterdir()]
+    return ()
 
 
 def _list_descendants(process: int) -> Sequence[int]:

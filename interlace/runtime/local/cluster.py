@@ -104,6 +104,7 @@ class LocalCluster(Cluster):
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
         self._directory: FolderDirectory | None = None
+        self._after_workers.callback(self.spawn(self.processes.watch_stopped(), name="stopped ranks").cancel)
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         if spec.num_ranks == 1 and not spec.may_die:
@@ -112,6 +113,7 @@ class LocalCluster(Cluster):
             return rank
         spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec))
         self._after_workers.push_async_callback(spawned.close)
+        self.processes.watch(spawned)
         await spawned.start(spec.factory, self._folder.path if self._folder else None, spec.preload)
         if not spec.may_die:
             self.processes.add(spawned)

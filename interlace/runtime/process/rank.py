@@ -8,6 +8,7 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.core.payload import remove_orphans
+from interlace.core.processes import is_stopped, kill_processes
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.open_calls import OpenCalls
@@ -93,6 +94,9 @@ class ProcessRank(ABC):
         self._shared, self._dumps = shared, dumps
         self._process_number: int | None = None
         """Number of the rank's process. None before its start."""
+        self._is_here = True
+        """True if the process runs on this machine."""
+        self._was_stopped = False
         self.open_calls = OpenCalls(clock)
         self._connection = RankConnection(
             shared, on_reply=self._handle_reply, on_unreadable=self._fail_unreadable, on_lost=self._handle_loss
@@ -128,6 +132,13 @@ class ProcessRank(ABC):
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Runs an operation concurrently with the running one, and before all later calls."""
         self._connection.write(self._encode_call(Call(number=UNAWAITED, method=method, args=args)))
+
+    def kill_if_stopped(self) -> None:
+        """Kills the process if a signal has stopped it, because it would never answer. Only on this machine."""
+        process = self._process_number if self._is_here and not self._closed and not self._dead else None
+        if process is not None and is_stopped(process):
+            self._was_stopped = True
+            kill_processes([process])
 
     async def death(self) -> WorkerDiedError | None:
         """Returns the cause if the rank's process died. Returns None if this side ended it."""
@@ -217,7 +228,8 @@ class ProcessRank(ABC):
             remove_orphans(self._shared.folder, self._process_number)
         if self._closing:
             return
-        self._fail_connection(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
+        ended = "was killed, because a signal had stopped it," if self._was_stopped else "died"
+        self._fail_connection(WorkerDiedError(f"{self.name} {ended} while {doing} {cause}"))
 
     def _fail_connection(self, error: InterlaceError) -> None:
         self._dead = error

@@ -40,6 +40,11 @@ class Endpoint:
     shares_memory: bool
     """True if the controller's folder of shared arrays also exists on this machine."""
 
+    @property
+    def is_here(self) -> bool:
+        """Returns whether the rank runs on the machine of the caller."""
+        return self.host == ray.util.get_node_ip_address()
+
 
 class Tables:
     """Stored tables. Ray transfers and counts their references; messages contain only their names."""

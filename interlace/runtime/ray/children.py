@@ -36,10 +36,11 @@ class RayChild:
     exitcode: int | None = None
     """Always None, because Ray does not report exit codes."""
 
-    def __init__(self, actor: Any, life: Any, process: int) -> None:
-        """actor: Ray's handle. life: reference of the call that ends with the process."""
+    def __init__(self, actor: Any, life: Any, process: int | None) -> None:
+        """actor: Ray's handle. life: reference of the call that ends with the process. process: None elsewhere."""
         self._actor, self._life = actor, life
         self.pid = process
+        """Number of the process. None on another machine, where it names another process or none."""
         # Never readable: no file descriptor signals the end of a process on another node.
         self.sentinel, self._other = socket.socketpair()
 
@@ -74,4 +75,4 @@ def place_child(
         raise OSError(f"Ray says: {error}") from error
     connection.sendall(endpoint.token)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return RayChild(actor, life, endpoint.process), connection
+    return RayChild(actor, life, endpoint.process if endpoint.is_here else None), connection

@@ -67,7 +67,7 @@ class TooLargeWorker(Worker):
 
 def test_a_group_that_is_too_large_for_its_device_ends_before_its_name_is_used_again() -> None:
     async def launch(cluster: Cluster) -> None:
-        with pytest.raises(UserError, match="needs .* GiB on"):
+        with pytest.raises(UserError, match=r"needs .* GiB on"):
             await cluster.start("joiner", TooLargeWorker, on="0")
         assert (TooLargeWorker.ended, cluster.groups) == (1, [])
         await cluster.start("joiner", Worker, on="0")

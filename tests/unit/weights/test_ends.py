@@ -269,7 +269,7 @@ def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: py
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "posix_fallocate", fill_up)
-        with pytest.raises(DiskFullError, match="Make room, or set weights.folder"):
+        with pytest.raises(DiskFullError, match=r"Make room, or set weights\.folder"):
             writer.write(2, weights(2))
         assert sorted(path.name for path in tmp_path.rglob("*")) == whole
         assert taken(reader, ref).keys() == weights(1).keys()
