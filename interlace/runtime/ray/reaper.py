@@ -2,7 +2,8 @@
 
 It runs as a separate script with little overhead: `python -I -S reaper.py SESSION_FOLDER DRIVER PID...`. It waits until
 its standard input ends, which only the driver holds open. Then it kills those PIDs, and Ray's own processes that write
-into the session's folder: ranks, and the agents, which outlive a killed raylet by up to a minute.
+into the session's folder: ranks, and the agents, which outlive a killed raylet by up to a minute. Then it removes that
+folder, in which Ray leaves its logs and sockets.
 """
 
 import contextlib
@@ -26,6 +27,11 @@ def reap(session: str, driver: int, started: Sequence[int]) -> None:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
+    if session:
+        shutil.rmtree(session, ignore_errors=True)
+    latest = Path(session).with_name("session_latest")
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
     if not (_PROCESSES / str(driver)).exists():
         for folder in [*_MEMORY.glob(f"interlace-{driver}-*"), *_MEMORY.glob(f".interlace-{driver}-*")]:
             shutil.rmtree(folder, ignore_errors=True)
