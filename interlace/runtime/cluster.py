@@ -155,22 +155,11 @@ class Cluster(ABC):
             )
         self.groups.append(group)
         try:
-            await self._check_memory(spec, group)
+            await _check_memory(self, spec, group)
         except BaseException:  # also if cancelled: nothing else ends a group that its caller did not receive
-            await self._end_group(group)
+            await self.dismiss(cast(TypedGroup, group))
             raise
         return group
-
-    async def _check_memory(self, spec: WorkerSpec, group: WorkerGroup[Worker]) -> None:
-        """Measures a started group, and unloads it from devices with memory of their own. Raises UserError."""
-        await group.state.measure_memory()
-        if spec.devices:
-            self.lock.check_fit(group.state)
-            if _has_own_memory(spec.devices[0]):
-                # Made on its devices but loaded only when called: others may need the memory.
-                with self.waits.operation(who=spec.name, what="offload"):
-                    await asyncio.gather(*(rank.call("offload", (), {}) for rank in group.rank_set.ranks))
-                    await self.wait_turn()
 
     async def _start_ranks(self, spec: WorkerSpec, what: str) -> Sequence[Rank]:
         with self.waits.operation(who=spec.name, what=what):
@@ -222,14 +211,12 @@ class Cluster(ABC):
 
     async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
-        await self._end_group(cast(WorkerGroup[Worker], group))  # callers see this group as a TypedGroup
-
-    async def _end_group(self, group: WorkerGroup[Worker]) -> None:
-        self.groups.remove(group)
-        self.lock.forget(group.state)
-        self.processes.forget(group.name)
-        with self.waits.operation(who=group.name, what="close"):
-            await group.close()
+        mine = cast(WorkerGroup[Worker], group)  # callers see this group as a TypedGroup
+        self.groups.remove(mine)
+        self.lock.forget(mine.state)
+        self.processes.forget(mine.name)
+        with self.waits.operation(who=mine.name, what="close"):
+            await mine.close()
 
     @abstractmethod
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
@@ -302,6 +289,18 @@ class Cluster(ABC):
             self.groups.clear()
             if errors:
                 raise errors[0]
+
+
+async def _check_memory(cluster: Cluster, spec: WorkerSpec, group: WorkerGroup[Worker]) -> None:
+    """Measures a started group, and unloads it from devices with memory of their own. Raises UserError."""
+    await group.state.measure_memory()
+    if spec.devices:
+        cluster.lock.check_fit(group.state)
+        if _has_own_memory(spec.devices[0]):
+            # Made on its devices but loaded only when called: others may need the memory.
+            with cluster.waits.operation(who=spec.name, what="offload"):
+                await asyncio.gather(*(rank.call("offload", (), {}) for rank in group.rank_set.ranks))
+                await cluster.wait_turn()
 
 
 def _has_own_memory(device: Device) -> bool:

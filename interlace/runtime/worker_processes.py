@@ -6,12 +6,18 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
+from interlace.core.processes import is_stopped, kill_processes
 from interlace.runtime.process.starts import LOOK_S
 from interlace.runtime.rank import Rank
 
 
 class WorkerProcess(Rank, Protocol):
     """A rank with a separate process."""
+
+    process_here: int | None
+    """Number of the process. None if it is on another machine, dead or ended."""
+    was_stopped: bool
+    """True if the process was killed because a signal had stopped it."""
 
     @property
     def name(self) -> str: ...
@@ -24,10 +30,6 @@ class WorkerProcess(Rank, Protocol):
     @property
     def open_calls(self) -> Sized:
         """Calls on the process that have no reply yet."""
-        ...
-
-    def kill_if_stopped(self) -> None:
-        """Kills the process if a signal has stopped it, because it would never answer. Only on this machine."""
         ...
 
     async def death(self) -> WorkerDiedError | None:
@@ -61,11 +63,17 @@ class WorkerProcesses:
         self._watched.add(process)
 
     async def watch_stopped(self) -> None:
-        """Looks forever for processes that a signal has stopped, and kills them. Their deaths are then noticed."""
+        """Looks forever for processes of this machine that a signal has stopped, and kills them.
+
+        They would never answer. Their deaths are then noticed.
+        """
         while True:
             await asyncio.sleep(LOOK_S)
             for process in [*self._watched]:
-                process.kill_if_stopped()
+                number = process.process_here
+                if number is not None and is_stopped(number):
+                    process.was_stopped = True
+                    kill_processes([number])
 
     def select(self, group: str) -> Sequence[WorkerProcess]:
         """Returns the processes of a group."""

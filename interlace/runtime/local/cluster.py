@@ -127,7 +127,7 @@ class LocalCluster(Cluster):
         if self._directory is None:
             parent = Path(tempfile.gettempdir())
             remove_left_folders(parent, MAIL)
-            # Nobody can guess the name, and thus make the folder first.
+            # Another user cannot guess the name, and thus make the folder first.
             made = self._directory = FolderDirectory(parent / f"{MAIL}{os.getpid()}-{secrets.token_hex(8)}")
             self._after_workers.callback(made.remove)
             self._after_workers.callback(close_mailboxes, made)

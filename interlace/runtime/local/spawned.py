@@ -60,7 +60,7 @@ class SpawnedRank(ProcessRank):
         """Starts the process, on a thread. theirs: the process's end of the connection, closed here afterwards."""
         with theirs:
             self._process = self._launch_process(arguments, preload)
-            self._process_number = self._process.pid
+            self._process_number = self.process_here = self._process.pid
         if self._closed:  # close() came before, and found no process
             self._process.kill()
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.core.payload import remove_orphans
-from interlace.core.processes import is_stopped, kill_processes
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.open_calls import OpenCalls
@@ -94,9 +93,10 @@ class ProcessRank(ABC):
         self._shared, self._dumps = shared, dumps
         self._process_number: int | None = None
         """Number of the rank's process. None before its start."""
-        self._is_here = True
-        """True if the process runs on this machine."""
-        self._was_stopped = False
+        self.process_here: int | None = None
+        """The same while the process may be killed from here: it is on this machine, and neither dead nor ended."""
+        self.was_stopped = False
+        """True if the process was killed because a signal had stopped it."""
         self.open_calls = OpenCalls(clock)
         self._connection = RankConnection(
             shared, on_reply=self._handle_reply, on_unreadable=self._fail_unreadable, on_lost=self._handle_loss
@@ -133,13 +133,6 @@ class ProcessRank(ABC):
         """Runs an operation concurrently with the running one, and before all later calls."""
         self._connection.write(self._encode_call(Call(number=UNAWAITED, method=method, args=args)))
 
-    def kill_if_stopped(self) -> None:
-        """Kills the process if a signal has stopped it, because it would never answer. Only on this machine."""
-        process = self._process_number if self._is_here and not self._closed and not self._dead else None
-        if process is not None and is_stopped(process):
-            self._was_stopped = True
-            kill_processes([process])
-
     async def death(self) -> WorkerDiedError | None:
         """Returns the cause if the rank's process died. Returns None if this side ended it."""
         if self._inquest:
@@ -151,6 +144,7 @@ class ProcessRank(ABC):
         if self._closed:
             return
         self._closed = self._closing = True
+        self.process_here = None
         self.open_calls.fail_all(WorkerDiedError(f"{self.name} was ended while {self.open_calls.describe()}."))
         self._connection.close()
         await self._end()
@@ -204,6 +198,7 @@ class ProcessRank(ABC):
 
     def _handle_loss(self) -> None:
         """Handles the end of the connection: the process died, or this end closed."""
+        self.process_here = None
         if not self._closing:
             self._inquest = self._start_task(self._explain_death())
 
@@ -228,7 +223,7 @@ class ProcessRank(ABC):
             remove_orphans(self._shared.folder, self._process_number)
         if self._closing:
             return
-        ended = "was killed, because a signal had stopped it," if self._was_stopped else "died"
+        ended = "was killed, because a signal had stopped it," if self.was_stopped else "died"
         self._fail_connection(WorkerDiedError(f"{self.name} {ended} while {doing} {cause}"))
 
     def _fail_connection(self, error: InterlaceError) -> None:

@@ -26,7 +26,7 @@ class ChildActor(RankActor):
         """Runs target(connection, *arguments) once the run has connected."""
         connection = admit(self._listener, self._token)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        multiprocessing.current_process().name = self._name  # become_child() gives it to the kernel
+        multiprocessing.current_process().name = self._name  # become_child() sets the kernel's name to it
         target(connection, *arguments)
 
 
@@ -37,10 +37,10 @@ class RayChild:
     """Always None, because Ray does not report exit codes."""
 
     def __init__(self, actor: Any, life: Any, process: int | None) -> None:
-        """actor: Ray's handle. life: reference of the call that ends with the process. process: None elsewhere."""
+        """actor: Ray's handle. life: reference of the call that ends with the process. process: see `pid`."""
         self._actor, self._life = actor, life
         self.pid = process
-        """Number of the process. None on another machine, where it names another process or none."""
+        """Number of the process. None if the process is on another machine."""
         # Never readable: no file descriptor signals the end of a process on another node.
         self.sentinel, self._other = socket.socketpair()
 

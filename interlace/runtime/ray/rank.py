@@ -61,7 +61,7 @@ class RayRank(ProcessRank):
         except RayError as error:
             raise WorkerAbsentError(f"{self.name} died before its worker was made. Ray says: {error}") from error
         self._where, self._process_number = f"(process {endpoint.process} on {endpoint.host})", endpoint.process
-        self._is_here = endpoint.is_here
+        self.process_here = endpoint.process if endpoint.is_here else None
         if not endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_await_end(self._actor.run.remote(factory, self._context)))
