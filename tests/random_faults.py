@@ -2,6 +2,7 @@
 
     python -m tests.random_faults virtual --faults 10000            # random schedules and workloads, virtual clock
     python -m tests.random_faults real --faults 100 --roles reward,rollout,actor    # for each role, on this machine
+    python -m tests.random_faults real --faults 20 --roles ray,ray-actor            # the same on Ray
 
 Each run is determined by its seed. Exits with 1 if a run hangs, ends early, loses or doubles a sample, exceeds its
 bound of staleness, or, under a synchronous schedule, trains other samples than the run without faults.
@@ -40,6 +41,7 @@ LIMIT_S = 1200.0
 """Seconds of a command with real faults."""
 ALL_PHASES = ("checkpoint_every=1", "eval_every=2", "evaluation.num_prompts=2", "warmup=null")
 """Settings under which faults, which come at random times of a step, strike in checkpoints and evaluations as well."""
+ON_RAY = ("cluster.backend=ray", "recovery.restarts_per_hour={trainer: 1000}")
 HANG_S = 60.0
 """Seconds of real time after which a virtual run counts as a hang; they take milliseconds."""
 
@@ -148,13 +150,15 @@ def run_all_virtual(num_faults: int, first_seed: int) -> Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A recipe whose processes of one role are struck."""
+    """A recipe whose processes of one role, or of several, are struck."""
 
     recipe: str
     settings: Sequence[str]
+    roles: Sequence[str] = ()
+    """Roles that are struck. Empty for the role of the case's name."""
     kinds: Sequence[str] = ("kill", "stop")
     per_step: float = 1.0
-    """Faults of each kind in a step."""
+    """Faults of each kind and role in a step."""
 
 
 CASES = {
@@ -175,6 +179,15 @@ CASES = {
         kinds=("kill",),
         per_step=0.2,
     ),
+    "ray": Case(
+        recipe="quickstart",
+        settings=(*SMALL, *ALL_PHASES, *ON_RAY, "algorithm.kl_coefficient=0.1", "reward.workers=1"),
+        roles=("rollout", "reward", "reference"),
+        per_step=0.2,
+    ),
+    "ray-actor": Case(
+        recipe="quickstart", settings=(*SMALL, *ALL_PHASES, *ON_RAY), roles=("actor",), per_step=0.2
+    ),
 }  # fmt: skip
 """Cases by role, each under a synchronous schedule, so that the weights are compared with those without faults."""
 
@@ -182,8 +195,9 @@ CASES = {
 def run_real(role: str, num_faults: int, seed: int) -> tuple[list[str], bool]:
     """Runs `interlace chaos` with about this number of faults. Returns the lines of a table, and whether all held."""
     case = CASES[role]
-    steps = max(2, math.ceil(num_faults / (case.per_step * len(case.kinds))))
-    faults = ",".join(f"{kind}:{role}@{case.per_step:g}/step" for kind in case.kinds)
+    pairs = [(kind, each) for each in case.roles or (role,) for kind in case.kinds]
+    steps = max(2, math.ceil(num_faults / (case.per_step * len(pairs))))
+    faults = ",".join(f"{kind}:{each}@{case.per_step:g}/step" for kind, each in pairs)
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "chaos", case.recipe]
     with tempfile.TemporaryDirectory() as folder:
         settings = [*case.settings, f"steps={steps}", f"seed={seed}", f"model.cache_dir={folder}"]
@@ -197,14 +211,14 @@ def run_real(role: str, num_faults: int, seed: int) -> tuple[list[str], bool]:
     except (IndexError, ValueError):
         return [f"| {role} | failed: {ended.stderr[-500:]} |"], False
     lines = []
-    for kind in case.kinds:
-        rows = [row for row in found["faults"] if row["fault"].startswith(f"{kind}:")]
+    for kind, each in pairs:
+        rows = [row for row in found["faults"] if row["fault"].startswith(f"{kind}:{each}@")]
         needed = sorted(row["recovered_s"] for row in rows if row["recovered_s"] is not None)
         spread = f"{needed[0]:.1f} to {needed[-1]:.1f}" if needed else "none needed"
         survived = len(rows) if not found["error"] else found["survived"]
         equal = {True: "equal", False: "NOT equal"}.get(found["weights_equal"], "not compared")
         lines.append(
-            f"| {kind} | {role} | {len(rows)} | {survived} | {spread} | {found['lost']} | {found['duplicated']} "
+            f"| {kind} | {each} | {len(rows)} | {survived} | {spread} | {found['lost']} | {found['duplicated']} "
             f"| {equal} | {found['effective_time']:.0%} |"
         )
     if found["error"]:

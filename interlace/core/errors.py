@@ -44,6 +44,10 @@ class WorkerDiedError(InterlaceError):
     """The process of a worker ended; the message names the worker and its operation."""
 
 
+class WorkerAbsentError(WorkerDiedError):
+    """No process was started for a worker; the machine with its devices may be gone."""
+
+
 class WorkerHungError(WorkerDiedError):
     """The process of a worker did not answer for `cluster.hang_after_s`; the run ends the process."""
 

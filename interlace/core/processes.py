@@ -6,6 +6,7 @@ Standard library only: the fork server of the sandbox and the guards of engine s
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable
@@ -82,6 +83,17 @@ def kill_processes(processes: Iterable[int]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
+
+
+def remove_left_folders(parent: Path, prefix: str) -> None:
+    """Removes the folders PREFIXPROCESS-NAME in `parent` whose process has ended, for example of a killed run.
+
+    Does nothing on systems without /proc.
+    """
+    for left in parent.glob(f"{prefix}*-*") if Path("/proc/self").exists() else ():
+        owner = left.name.removeprefix(prefix).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _read(process: int, name: str) -> str:

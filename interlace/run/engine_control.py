@@ -3,11 +3,15 @@
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from pydantic import ValidationError
+
+from interlace.core.config import Config
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.engines.rollout.kinds.address import AddressKind
@@ -21,8 +25,12 @@ LOOK_EVERY_S = 0.5
 """Seconds between two checks of the folder of commands and of the file of addresses."""
 RESOLVE_EVERY = 10
 """Checks from one resolution of `rollout.urls_dns` to the next."""
+FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
+"""Seconds from the failed start of a listed server to the next attempt: initial and maximum."""
 STATE = "state.json"
 """File that lists the engines."""
+MEMBERS = "members.json"
+"""File with the engines that the last command left, which also a later process of the run starts."""
 Launch: TypeAlias = Callable[[int, str | None], Awaitable[RolloutGroup]]
 """Starts the engine of a number. The second argument is the address of its server, for an engine at an address."""
 
@@ -34,6 +42,38 @@ class EngineCommand:
     verb: Verb
     engine: str
     """Address of a server, or the number of an engine. For the verb scale, the number of engines to have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Retry:
+    """Next attempt at a server."""
+
+    at_s: float
+    """Time on the monotonic clock."""
+    pause_s: float
+    """Seconds to the attempt after it, if it fails."""
+
+
+class EngineMembers(Config):
+    """The engines that commands left in a run, which starts its engines itself."""
+
+    num_places: int
+    """Number of engines that the placement has room for. Under another placement the file does not count."""
+    engines: tuple[int, ...]
+    """Numbers of the engines."""
+
+
+def read_members(folder: Path, num_places: int) -> Sequence[int] | None:
+    """Returns the numbers of the engines that commands left in a run; None if all engines of the placement start.
+
+    folder: of the run's engines.
+    """
+    try:
+        found = EngineMembers.model_validate_json((folder / MEMBERS).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    is_valid = found.num_places == num_places and found.engines and max(found.engines) < num_places
+    return found.engines if is_valid and len(found.engines) < num_places else None
 
 
 class EngineControl:
@@ -64,6 +104,8 @@ class EngineControl:
         self._followed: tuple[str, ...] | None = None
         """Listed addresses whose changes were made."""
         self._last_read: tuple[str, ...] | None = None
+        self._retries: dict[str, _Retry] = {}
+        """Next attempt at each server of the file that could not be added."""
         self._written = ""
 
     async def run(self) -> None:
@@ -94,6 +136,12 @@ class EngineControl:
 
     async def carry_out(self, command: EngineCommand) -> str:
         """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""
+        try:
+            return await self._change_engines(command)
+        finally:
+            self._write_members()
+
+    async def _change_engines(self, command: EngineCommand) -> str:
         membership = self._pool.membership
         if command.verb == "scale":
             return await self._scale_engines(command.engine)
@@ -176,15 +224,41 @@ class EngineControl:
         before, self._followed = self._followed, listed
         if before is None:  # the list may have changed while the run started
             before = tuple(url for url in self._urls.values() if url not in self._kind.config.urls)
-        if before == listed:
-            return
-        changes = [EngineCommand(verb="add", engine=url) for url in listed if url not in self._urls.values()]
+        self._retries = {url: retry for url, retry in self._retries.items() if url in listed}
+        now_s = time.monotonic()
+        due = {url for url, retry in self._retries.items() if retry.at_s <= now_s} if before == listed else {*listed}
+        absent = [url for url in listed if url in due and url not in self._urls.values()]
         gone = [url for url in before if url not in listed and url in self._urls.values()]
-        for change in (*changes, *(EngineCommand(verb="drain", engine=url) for url in gone)):
-            try:
-                await self.carry_out(change)
-            except InterlaceError as error:
-                self._pool.membership.notes.add(f"{change.verb} {change.engine}: {error}")
+        for url in absent:
+            await self._add_listed(url)
+        for url in gone:
+            await self._change_listed(EngineCommand(verb="drain", engine=url))
+
+    async def _add_listed(self, url: str) -> None:
+        """Adds a server of the file of addresses, or plans the next attempt after a pause that grows."""
+        retry = self._retries.pop(url, _Retry(at_s=0.0, pause_s=FIRST_RETRY_S))
+        again = f"It is tried again in {retry.pause_s:.0f} s."
+        if not await self._change_listed(EngineCommand(verb="add", engine=url), again):
+            pause_s = min(2 * retry.pause_s, LAST_RETRY_S)
+            self._retries[url] = _Retry(at_s=time.monotonic() + retry.pause_s, pause_s=pause_s)
+
+    async def _change_listed(self, change: EngineCommand, after_failure: str = "") -> bool:
+        """Executes a change of the file of addresses, and notes its failure. Returns whether it succeeded."""
+        try:
+            await self.carry_out(change)
+        except InterlaceError as error:
+            self._pool.membership.notes.add(f"{change.verb} {change.engine}: {error} {after_failure}".rstrip())
+            return False
+        return True
+
+    def _write_members(self) -> None:
+        """Writes the numbers of the engines for later processes of the run, unless their addresses determine them."""
+        if self._kind is not None:
+            return
+        numbers = tuple(sorted(_read_number(driver) for driver in self._pool.drivers))
+        members = EngineMembers(num_places=self._most_engines, engines=numbers)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._folder / MEMBERS, members.model_dump_json())
 
     def _write_state(self) -> None:
         rows: list[Mapping[str, JSON]] = [

@@ -92,6 +92,8 @@ class ModelSources:
     """The adapter's folder in a checkpoint, if an adapter is trained. If None, a new adapter starts at zero."""
     logs: Path | None = None
     """Folder for the logs of servers that engines start."""
+    engines: Sequence[int] | None = None
+    """Numbers of the engines to start. If None, those of all places."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,10 +121,13 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
         workers = {name: workers[name] for name in ("reference", "actor") if name in workers}
     working = working_bytes(memory.workers)
     started = {
-        role.name: await launch_instances(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
+        role.name: await launch_instances(
+            cluster, recipe, role, workers[role.name], working.get(role.name, 0),
+            numbers=sources.engines if role.name == "rollout" else None,
+        )
         for role in find_needed_roles(needs)
         if role.name in workers
-    }
+    }  # fmt: skip
     return RoleGroups.of({**started, "reference": started["actor"]} if base_serves else started)
 
 
@@ -258,9 +263,18 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
 
 
 async def launch_instances(
-    cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker, working_bytes: int
+    cluster: Cluster,
+    recipe: Recipe,
+    role: Role,
+    worker: RoleWorker,
+    working_bytes: int,
+    *,
+    numbers: Sequence[int] | None = None,
 ) -> list[WorkerGroup[Any]]:
-    """Starts the workers of a role on their placement. working_bytes: bytes per device in addition to the state."""
+    """Starts the workers of a role on their placement. working_bytes: bytes per device in addition to the state.
+
+    numbers: of the instances. If None, all.
+    """
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
     kind = create_kind(recipe.rollout) if role.name == "rollout" else None
     if kind and (count := kind.num_addresses) is not None:
@@ -270,7 +284,8 @@ async def launch_instances(
                 "checked, and has none now. Write one address per line into it, and start the run again."
             )
         places = [()] * count
-    specs = [instance_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
+    started = range(len(places)) if numbers is None else numbers
+    specs = [instance_spec(recipe, role, number, places[number], worker) for number in started]
     rule = revival_rule(recipe, role, places[0])
     specs = [replace(spec, working_bytes=working_bytes, revival=rule) for spec in specs]
     # Servers start concurrently: each start is slow, and most of it is work of another process.

@@ -19,6 +19,7 @@ from interlace.core.errors import (
 )
 from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.rollout.kinds.base import ServedKind
 from interlace.engines.rollout.services.adoption import end_unused_servers
 from interlace.engines.train.export import ADAPTER_FOLDER
@@ -33,6 +34,7 @@ from interlace.observe.run_folder import set_timeline_aside
 from interlace.observe.run_identity import RunIdentity
 from interlace.observe.stop import PATIENCE_S
 from interlace.run.clusters.base import back_end
+from interlace.run.engine_control import read_members
 from interlace.run.evaluation import Evaluation
 from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.recipe.config import Recipe
@@ -248,14 +250,22 @@ class RunProcess(ABC):
         initial = await make_warmed_model(cluster, recipe, prompts, self._progress, on_step=abort, run=self._folder)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
+        engines, num_places = None, len(cluster.place("rollout"))
+        if not isinstance(create_kind(recipe.rollout), AddressKind):
+            engines = read_members(self._folder.engines, num_places)
+        if engines is not None:
+            self._progress.say(
+                f"rollout: engines {list(engines)} of {num_places} start; the others were removed by command"
+            )
         sources = ModelSources(
             recipe=recipe, policy=policy, initial=initial, longest_prompt=longest,
             critic=newest / CRITIC_FOLDER if newest else None,
             adapter=newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None,
-            logs=self._folder.engines,
+            logs=self._folder.engines, engines=engines,
         )  # fmt: skip
-        num_served = len(cluster.place("rollout")) if isinstance(create_kind(recipe.rollout), ServedKind) else 0
-        for sentence in end_unused_servers(self._folder.engines, num_served):
+        served = range(num_places) if engines is None else engines
+        kept = served if isinstance(create_kind(recipe.rollout), ServedKind) else ()
+        for sentence in end_unused_servers(self._folder.engines, kept):
             self._progress.say(sentence)
         groups = await launch_roles(cluster, sources)
         if newest:

@@ -13,6 +13,7 @@ from interlace.core.errors import (
     NoProgressError,
     RemoteError,
     RestartBudgetError,
+    WorkerAbsentError,
     WorkerDiedError,
     WorkerHungError,
 )
@@ -36,6 +37,8 @@ from interlace.runtime.worker_processes import WorkerProcesses
 from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
 
+STARTS = 3
+"""Starts in a row of a rank in place of a dead one, after which the run starts again."""
 W = TypeVar("W", bound=Worker)
 T = TypeVar("T")
 
@@ -151,14 +154,11 @@ class Cluster(ABC):
                 repeats_calls=spec.revival.repeats_calls,
             )
         self.groups.append(group)
-        await group.state.measure_memory()
-        if spec.devices:
-            self.lock.check_fit(group.state)
-            if _has_own_memory(spec.devices[0]):
-                # Made on its devices but loaded only when called: others may need the memory.
-                with self.waits.operation(who=spec.name, what="offload"):
-                    await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
-                    await self.wait_turn()
+        try:
+            await _check_memory(self, spec, group)
+        except BaseException:  # also if cancelled: nothing else ends a group that its caller did not receive
+            await self.dismiss(cast(TypedGroup, group))
+            raise
         return group
 
     async def _start_ranks(self, spec: WorkerSpec, what: str) -> Sequence[Rank]:
@@ -179,13 +179,24 @@ class Cluster(ABC):
             return await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
 
     async def _start_again(self, spec: WorkerSpec, budget: RestartBudget, reason: str) -> Sequence[Rank]:
-        """Ends the ranks of a group of which one died, and starts others in their place."""
-        if exhausted := budget.spend(self.clock.now()):
-            raise RestartBudgetError(f"{exhausted}. {reason}")
-        self.notes.add(f"{reason} Its group starts again.")
-        with self.waits.operation(who=spec.name, what="end after a death"):
-            await self.processes.close(spec.name)
-        ranks = await self._start_ranks(spec, "start after a death")
+        """Ends the ranks of a group of which one died, and starts others in their place.
+
+        A single rank that dies during its start is started again, up to STARTS times in a row.
+        """
+        for number in range(1, STARTS + 1):
+            if exhausted := budget.spend(self.clock.now()):
+                raise RestartBudgetError(f"{exhausted}. {reason}")
+            self.notes.add(f"{reason} Its group starts again.")
+            with self.waits.operation(who=spec.name, what="end after a death"):
+                await self.processes.close(spec.name)
+            try:
+                ranks = await self._start_ranks(spec, "start after a death")
+            except WorkerDiedError as error:
+                if isinstance(error, WorkerAbsentError) or spec.num_ranks > 1 or number == STARTS:
+                    raise
+                reason = str(error)
+            else:
+                break
         self.notes.add(f"{spec.name} runs again")
         return ranks
 
@@ -278,6 +289,18 @@ class Cluster(ABC):
             self.groups.clear()
             if errors:
                 raise errors[0]
+
+
+async def _check_memory(cluster: Cluster, spec: WorkerSpec, group: WorkerGroup[Worker]) -> None:
+    """Measures a started group, and unloads it from devices with memory of their own. Raises UserError."""
+    await group.state.measure_memory()
+    if spec.devices:
+        cluster.lock.check_fit(group.state)
+        if _has_own_memory(spec.devices[0]):
+            # Made on its devices but loaded only when called: others may need the memory.
+            with cluster.waits.operation(who=spec.name, what="offload"):
+                await asyncio.gather(*(rank.call("offload", (), {}) for rank in group.rank_set.ranks))
+                await cluster.wait_turn()
 
 
 def _has_own_memory(device: Device) -> bool:

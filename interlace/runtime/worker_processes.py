@@ -1,14 +1,23 @@
 """Processes of the workers that have a separate process."""
 
+import asyncio
+import weakref
 from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
+from interlace.core.processes import is_stopped, kill_processes
+from interlace.runtime.process.starts import LOOK_S
 from interlace.runtime.rank import Rank
 
 
 class WorkerProcess(Rank, Protocol):
     """A rank with a separate process."""
+
+    process_here: int | None
+    """Number of the process. None if it is on another machine, dead or ended."""
+    was_stopped: bool
+    """True if the process was killed because a signal had stopped it."""
 
     @property
     def name(self) -> str: ...
@@ -36,6 +45,8 @@ class WorkerProcesses:
 
     def __init__(self) -> None:
         self._processes: list[WorkerProcess] = []
+        self._watched: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+        """All processes, also those that are starting or may die."""
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter(self._processes)
@@ -46,6 +57,23 @@ class WorkerProcesses:
     def add(self, process: WorkerProcess) -> None:
         """Adds a process that has started."""
         self._processes.append(process)
+
+    def watch(self, process: WorkerProcess) -> None:
+        """Adds a process that is about to start to those that watch_stopped() looks at."""
+        self._watched.add(process)
+
+    async def watch_stopped(self) -> None:
+        """Looks forever for processes of this machine that a signal has stopped, and kills them.
+
+        They would never answer. Their deaths are then noticed.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for process in [*self._watched]:
+                number = process.process_here
+                if number is not None and is_stopped(number):
+                    process.was_stopped = True
+                    kill_processes([number])
 
     def select(self, group: str) -> Sequence[WorkerProcess]:
         """Returns the processes of a group."""

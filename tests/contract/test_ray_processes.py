@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import InterlaceError, RemoteError, UserError, WorkerDiedError
+from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.rank import ProcessRank
-from interlace.runtime.worker import Worker
+from interlace.runtime.revival import RevivalRule
+from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
 
@@ -58,6 +60,34 @@ def test_ranks_are_processes_that_end_with_the_cluster_and_take_their_children_a
         return [*processes, await group.child()]
 
     assert all(is_gone(process) for process in run(body))
+
+
+def test_a_worker_that_is_killed_during_its_start_is_a_death_and_is_started_again(tmp_path: Path) -> None:
+    """RemoteError would end the run, because it stands for a mistake in the worker's code."""
+
+    mark = tmp_path / "the next start succeeds"
+
+    def make(context: WorkerContext) -> Worker:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Resident(context)
+
+    async def body(cluster: Cluster) -> None:
+        rule = RevivalRule(budget=RestartBudget("reward", 9), repeats_calls=True)
+        devices = cluster.devices[:1]
+        group = await cluster.launch(
+            WorkerSpec(name="reward", factory=make, worker_class=Resident, devices=devices, revival=rule)
+        )
+        (process,) = await group.process()
+        mark.unlink()
+        os.kill(process, signal.SIGKILL)
+        assert await group.process() != [process]
+
+    with pytest.raises(WorkerDiedError, match=r"reward\[rank 0\] died while it ran __init__"):
+        run(body)
+    assert mark.exists()
+    run(body)
 
 
 def test_a_killed_worker_is_an_error_that_says_what_it_was_doing() -> None:

@@ -61,6 +61,16 @@ def test_killed_trainer_ranks_change_nothing(tmp_path: Path) -> None:
     assert (found["lost"], found["duplicated"], found["weights_equal"]) == (0, 0, True)
 
 
+@pytest.mark.slow  # starts Ray twice, and ranks again and again
+@pytest.mark.ray
+def test_killed_and_stopped_ranks_on_ray_change_nothing(tmp_path: Path) -> None:
+    ray = ("cluster.backend=ray", "algorithm.kl_coefficient=0.1", "reward.workers=1", "warmup=null", "steps=8")
+    faults = ",".join(f"{kind}:{role}@0.2/step" for kind in ("kill", "stop") for role in ("rollout", "reference"))
+    found = certificate(tmp_path, f"{faults},stop:reward@0.2/step", *ray)
+    assert found["injected"] == found["survived"] and found["injected"]
+    assert (found["lost"], found["duplicated"], found["weights_equal"]) == (0, 0, True)
+
+
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [("kill:actor@1s", "Set actor.ranks=2"), ("kill:critic@1s", "has no critic")],

@@ -6,10 +6,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from interlace.run.chaos.processes import role_processes
+from tests.support.processes import all_gone, handles
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples
 
 STEPS = ["steps=12", "checkpoint_every=2"]
@@ -60,6 +63,23 @@ def test_a_supervised_run_that_is_killed_continues_to_the_same_weights(tmp_path:
     assert re.search(r"killed by SIGKILL\. It continues after step \d; 0 further starts are left\.", rest), rest
     assert metrics(tmp_path / "runs", "killed") == metrics(tmp_path / "runs", "whole")
     assert equal_weights(*[final_weights(tmp_path / "runs", name) for name in ("killed", "whole")])
+
+
+@pytest.mark.slow  # two ranks that import torch
+def test_a_killed_command_leaves_no_folder(tmp_path: Path) -> None:
+    killed = start(tmp_path, "killed", "actor.ranks=2", "steps=12")
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if line.startswith("step 3/"):
+            break
+    ranks = handles(role_processes("actor", killed.pid))
+    memory = [*Path("/dev/shm").glob(f"interlace-{killed.pid}-*")]
+    assert len(ranks) == 2 and len(memory) == 1
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert all_gone(ranks, 60.0)
+    assert not memory[0].exists()
+    assert not [*Path(tempfile.gettempdir()).glob(f"interlace-mail-{killed.pid}-*")]
 
 
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import Evaluator
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState
+from interlace.runtime import worker_processes
 from interlace.workers.actor import ActorWorker
-from tests.support.processes import named
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 SETTINGS = ("steps=5", "checkpoint_every=2", "warmup=null", "evaluation.num_prompts=1")
@@ -45,28 +45,28 @@ class KillAfterStep(QuietProgress):
             os.kill(self.killed[0], self._sent)
 
 
-def local_ranks() -> Sequence[int]:
+def actor_ranks() -> Sequence[int]:
     return role_processes("actor")
 
 
-def ray_ranks() -> Sequence[int]:
-    return named(os.getpid(), "ray::RankActor")
-
-
-def check_restarted(root: Path, settings: Sequence[str], find: Callable[[], Sequence[int]]) -> None:
+def check_restarted(
+    root: Path, settings: Sequence[str], cause: str = "died", sent: signal.Signals = signal.SIGKILL
+) -> None:
     run(root, "whole", settings)
-    notes = KillAfterStep(3, find)
-    report = run(root, "killed", settings, progress=notes)
+    notes = KillAfterStep(3, actor_ranks, sent)
+    report = run(root, "struck", settings, progress=notes)
     assert notes.killed and report.done_steps == 5
-    assert any("actor/0" in text and "starts again from its newest checkpoint" in text for text in notes.said)
-    assert metrics(root, "killed") == metrics(root, "whole")
-    assert samples(root, "killed") == samples(root, "whole")
-    assert equal_weights(final_weights(root, "killed"), final_weights(root, "whole"))
+    [said] = [text for text in notes.said if "starts again from its newest checkpoint" in text]
+    assert said.startswith("actor/0") and cause in said
+    assert metrics(root, "struck") == metrics(root, "whole")
+    assert samples(root, "struck") == samples(root, "whole")
+    assert equal_weights(final_weights(root, "struck"), final_weights(root, "whole"))
+    assert not Path(f"/proc/{notes.killed[0]}").exists()
 
 
 @pytest.mark.slow  # six processes that import torch
 def test_a_run_that_loses_a_local_rank_of_its_trainer_ends_with_the_same_weights(tmp_path: Path) -> None:
-    check_restarted(tmp_path, [*SETTINGS, "actor.ranks=2"], local_ranks)
+    check_restarted(tmp_path, [*SETTINGS, "actor.ranks=2"])
 
 
 def fail_in_step_4(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -115,17 +115,20 @@ def test_checkpoints_on_disk_have_their_own_step_s_weights_after_the_memory_was_
     assert equal_weights(final_weights(tmp_path, "full"), final_weights(tmp_path, "whole"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["actor.ranks=2", pytest.param("cluster.backend=ray", marks=pytest.mark.ray)])
+def test_a_run_whose_rank_is_stopped_ends_it_and_ends_with_the_same_weights(tmp_path: Path, setting: str) -> None:
+    stopped = "was killed, because a signal had stopped it"
+    check_restarted(tmp_path, [*SETTINGS, "reward.workers=0", setting], stopped, signal.SIGSTOP)
+
+
 @pytest.mark.slow  # waits for cluster.hang_after_s, which must be longer than the start of a rank
-def test_a_run_whose_rank_is_stopped_ends_it_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_whose_rank_hangs_ends_it_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_processes, "is_stopped", lambda process: False)  # as on another machine
     settings = [*SETTINGS, "actor.ranks=2", "cluster.hang_after_s=45"]
-    run(tmp_path, "whole", settings)
-    notes = KillAfterStep(3, local_ranks, signal.SIGSTOP)
-    report = run(tmp_path, "stopped", settings, progress=notes)
-    assert notes.killed and report.done_steps == 5
-    assert any("did not answer" in text and "starts again from its newest checkpoint" in text for text in notes.said)
-    assert metrics(tmp_path, "stopped") == metrics(tmp_path, "whole")
-    assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
-    assert not Path(f"/proc/{notes.killed[0]}").exists()
+    check_restarted(tmp_path, settings, "did not answer", signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset by peer"), ValueError("a mistake")])
@@ -133,7 +136,7 @@ def test_a_run_starts_again_after_a_lost_connection_of_its_trainer_and_not_after
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     fail_in_step_4(monkeypatch, error)
-    notes = KillAfterStep(99, local_ranks)
+    notes = KillAfterStep(99, actor_ranks)
     if isinstance(error, ValueError):
         with pytest.raises(RemoteError, match="a mistake"):
             run(tmp_path, "failed", SETTINGS, progress=notes)
@@ -148,7 +151,7 @@ def test_a_run_starts_again_after_a_lost_connection_of_its_trainer_and_not_after
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_that_loses_its_trainer_on_ray_ends_with_the_same_weights(tmp_path: Path) -> None:
-    check_restarted(tmp_path, [*SETTINGS, "cluster.backend=ray", "reward.workers=0"], ray_ranks)
+    check_restarted(tmp_path, [*SETTINGS, "cluster.backend=ray", "reward.workers=0"])
 
 
 def test_a_start_that_fails_deletes_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +245,7 @@ def test_a_group_that_ends_during_an_evaluation_ends_once_after_a_restart(
 def test_without_restarts_the_loss_ends_the_run(tmp_path: Path) -> None:
     off = "recovery.restarts_per_hour={trainer: 0}"
     with pytest.raises(WorkerDiedError, match=r"actor/0.* died"):
-        run(tmp_path, "ended", [*SETTINGS, "actor.ranks=2", off], progress=KillAfterStep(3, local_ranks))
+        run(tmp_path, "ended", [*SETTINGS, "actor.ranks=2", off], progress=KillAfterStep(3, actor_ranks))
     assert len(metrics(tmp_path, "ended")) == 3
 
 

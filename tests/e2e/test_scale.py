@@ -1,5 +1,6 @@
 """The number of engines changes while a run trains."""
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
-from tests.support.training import SMALL, equal_weights, final_weights, run, samples
+from tests.support.training import SMALL, StopAfter, equal_weights, final_weights, run, samples
 
 SETTINGS = (
     "steps=4000",
@@ -35,6 +36,16 @@ class StopOnEvent(StopSignal):
     @property
     def requested(self) -> bool:
         return self._event.is_set()
+
+
+class Notes(QuietProgress):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 def scale(folder: Path, number: int) -> str:
@@ -71,7 +82,7 @@ def test_engines_leave_and_join_by_scale_and_change_no_sample(tmp_path: Path) ->
         try:
             while not (folder.path / "engines" / "state.json").exists():
                 time.sleep(0.05)
-            said.extend(scale(folder.path, number) for number in (1, 2, 3))
+            said.extend(scale(folder.path, number) for number in (1, 2, 3, 1))
         finally:
             done.set()
 
@@ -86,6 +97,11 @@ def test_engines_leave_and_join_by_scale_and_change_no_sample(tmp_path: Path) ->
     assert "the run had 2 engines and has 1" in said[0]
     assert "the run had 1 engines and has 2" in said[1]
     assert "room for 2 engines" in said[2]
+    notes = Notes()
+    step = report.done_steps + 1
+    report = train(recipe, folder, resume=True, progress=notes, stop=StopAfter(folder.metrics, step))
+    assert any("engines [0] of 2 start" in text for text in notes.said)
+    assert [engine["name"] for engine in json.loads((folder.engines / "state.json").read_text())] == ["rollout/0"]
     run(tmp_path, "unchanged", SETTINGS, stop_after=report.done_steps)
     assert samples(tmp_path, "scaled") == samples(tmp_path, "unchanged")
     assert equal_weights(final_weights(tmp_path, "scaled"), final_weights(tmp_path, "unchanged"))

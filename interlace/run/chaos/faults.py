@@ -17,6 +17,8 @@ from interlace.schedule.roles import ROLES
 KINDS = ("kill", "stop")
 TRAINED = ("actor", "critic")
 """Roles after whose faults the run starts again from its newest checkpoint."""
+RAY = "ray"
+"""Back end under which each rank is a process."""
 EPISODE = "episode"
 """Role of the processes that run episodes, which is no role of a schedule."""
 EXAMPLE = "Write KIND:ROLE@RATE with commas between, as in kill:rollout@0.1/step,stop:reward@30s."
@@ -83,16 +85,17 @@ def _parse_fault(part: str) -> FaultSpec:
 
 def faulty_roles() -> Sequence[str]:
     """Returns the roles whose processes are started again within the same command, if they have processes."""
-    respawned = [role.name for role in ROLES if role.recovery == "respawn" and role.name != "reference"]
+    respawned = [role.name for role in ROLES if role.recovery == "respawn"]
     return [*respawned, EPISODE, *TRAINED]
 
 
 def check_processes(recipe: Recipe, faults: Sequence[FaultSpec]) -> None:
     """Raises UserError for a fault in a role that has no process in this recipe."""
-    if recipe.cluster.backend != "local":
+    if recipe.cluster.address or recipe.cluster.backend not in ("local", RAY):
         raise UserError(
-            f"cluster.backend={recipe.cluster.backend}: faults are injected into processes of this machine. Set "
-            "cluster.backend=local, or give --devices for a run on the virtual clock."
+            f"cluster.backend={recipe.cluster.backend}, cluster.address={recipe.cluster.address}: faults are injected "
+            "into processes that the command starts on this machine. Set cluster.backend=local, or ray without an "
+            "address, or give --devices for a run on the virtual clock."
         )
     for fault in faults:
         if reason := _find_absence(recipe, fault.role):
@@ -101,22 +104,31 @@ def check_processes(recipe: Recipe, faults: Sequence[FaultSpec]) -> None:
 
 def _find_absence(recipe: Recipe, role: str) -> str:
     """Returns why a role has no process that can be killed; empty if it has one."""
+    if role == EPISODE and (recipe.episode.is_single_turn or not recipe.episode.workers):
+        return "the recipe's episodes have no process. Set an episode other than single_turn and episode.workers=1."
+    if role == "env" and simulators_of(recipe.episode) is None:
+        return "the recipe has no environments."
+    if role in (*TRAINED, "reference") and role not in {
+        each.name for each in find_needed_roles(algorithm_of(recipe).needs)
+    }:
+        return f"the recipe's algorithm has no {role}."
+    if role == "reward" and recipe.reward is None:
+        return "the recipe has no reward."
+    return "" if recipe.cluster.backend == RAY else _find_absence_here(recipe, role)
+
+
+def _find_absence_here(recipe: Recipe, role: str) -> str:
+    """Returns why a role has only threads of the command, or processes that the run does not start."""
     if role == "rollout" and (not create_kind(recipe.rollout).is_service or recipe.rollout.engine == "address"):
         return f"rollout.engine={recipe.rollout.engine} has no process that the run starts. Set rollout=interlace."
     if role == "reward" and (recipe.reward is None or recipe.reward.model is not None or not recipe.reward.workers):
         return "the recipe's reward has no process. Set reward.workers=1."
     if role in TRAINED:
         return _absence_of_ranks(recipe, role)
-    if role == EPISODE and (recipe.episode.is_single_turn or not recipe.episode.workers):
-        return "the recipe's episodes have no process. Set an episode other than single_turn and episode.workers=1."
-    if role == "env" and simulators_of(recipe.episode) is None:
-        return "the recipe has no environments."
-    return ""
+    return "the reference is a thread of the command. Set cluster.backend=ray." if role == "reference" else ""
 
 
 def _absence_of_ranks(recipe: Recipe, role: str) -> str:
-    if role not in {each.name for each in find_needed_roles(algorithm_of(recipe).needs)}:
-        return f"the recipe's algorithm has no {role}."
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     [places, *_] = recipe.schedule.resolved.placement.instances(role, devices)
     if num_ranks(recipe, role, places) == 1:

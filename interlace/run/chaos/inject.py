@@ -2,6 +2,7 @@
 
 import heapq
 import os
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,9 @@ from interlace.run.chaos.processes import role_processes
 
 LOOK_S = 0.05
 """Seconds between two looks for processes."""
+REPORTED = ("rollout", "reference")
+"""Roles of which the run reports that a worker is back."""
+_BACK = re.compile(r"(?P<role>\w+)(/\d+)? (is back|runs again)")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -98,16 +102,16 @@ class Injector:
 
     def _note_replacements(self) -> None:
         for place, (target, fault, since_s, before) in [*self._open.items()]:
-            if fault.role == "rollout":
-                continue  # a new process is not yet an engine that serves: see engine_is_back()
+            if fault.role in REPORTED:
+                continue  # a new process is not yet a worker that serves: see worker_is_back()
             now = {*role_processes(fault.role)}
             if target not in now and now - before:
                 self._set_recovered(place, time.monotonic() - since_s)
 
-    def engine_is_back(self) -> None:
-        """Notes that a lost engine serves again."""
+    def worker_is_back(self, role: str) -> None:
+        """Notes that a lost worker serves again."""
         for place, (_, fault, since_s, _) in [*self._open.items()]:
-            if fault.role == "rollout":
+            if fault.role == role:
                 self._set_recovered(place, time.monotonic() - since_s)
                 return
 
@@ -118,11 +122,11 @@ class Injector:
 
 
 class ChaosProgress(QuietProgress):
-    """Progress of a run under faults, whose notes tell when an engine is back."""
+    """Progress of a run under faults, whose notes tell when a worker is back."""
 
     def __init__(self, injector: Injector) -> None:
         self._injector = injector
 
     def say(self, text: str) -> None:
-        if text.endswith("is back"):
-            self._injector.engine_is_back()
+        if match := _BACK.fullmatch(text):
+            self._injector.worker_is_back(match["role"])

@@ -1,24 +1,39 @@
 """The processes of a run on this machine, by role. Needs /proc."""
 
+import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from interlace.core.processes import list_children, read_command, read_name
 from interlace.engines.rollout.services.process import GUARD
-from interlace.run.chaos.faults import EPISODE, TRAINED
+from interlace.run.chaos.faults import EPISODE
 from interlace.runtime.process.child import process_name
 
-NAMES = {"reward": "reward", EPISODE: "episodes", "env": "environment", **{role: role for role in TRAINED}}
-"""Names of the processes by role: those that a fork server starts, and the ranks of trained roles."""
+NAMES = {EPISODE: ("episodes",), "env": ("environment", "env")}
+"""Names of the processes by role, if another name than the role's: those that a fork server starts, and ranks."""
+RANK_ON_RAY = "ray::RankActor"
+"""Name of the process of a rank on Ray, of which a thread has the name of the role."""
 
 
 def role_processes(role: str, of: int | None = None) -> list[int]:
     """Returns the processes of a role below a process (None: this one), oldest first."""
     below = _list_descendants(os.getpid() if of is None else of)
-    if role == "rollout":
-        guards = [each for each in below if GUARD in read_command(each)]
+    guards = [each for each in below if role == "rollout" and GUARD in read_command(each)]
+    if guards:
         return sorted(child for guard in guards for child in list_children(guard))
-    return sorted(each for each in below if read_name(each) == process_name(NAMES[role]))
+    wanted = {process_name(name) for name in NAMES.get(role, (role,))}
+    return sorted(each for each in below if wanted & {*_list_names(each)})
+
+
+def _list_names(process: int) -> Sequence[str]:
+    """Returns the names that mark a process: its own, or on Ray those of its threads."""
+    name = read_name(process)
+    if name != RANK_ON_RAY:
+        return (name,)
+    with contextlib.suppress(OSError):  # the process has ended
+        return [read_name(int(thread.name)) for thread in Path(f"/proc/{process}/task").iterdir()]
+    return ()
 
 
 def _list_descendants(process: int) -> Sequence[int]:

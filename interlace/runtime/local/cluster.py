@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import shutil
 import tempfile
 import traceback
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import RemoteError, UserError
+from interlace.core.processes import remove_left_folders
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.local.own_thread import OwnThread
@@ -24,6 +26,8 @@ from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
+MAIL = "interlace-mail-"
+"""Prefix of the folder of a run's mailboxes, before its process and a secret."""
 HURRIED_S = 1.0
 """Seconds that a running operation has to end if the run ends in a hurry."""
 
@@ -104,6 +108,7 @@ class LocalCluster(Cluster):
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
         self._directory: FolderDirectory | None = None
+        self._after_workers.callback(self.spawn(self.processes.watch_stopped(), name="stopped ranks").cancel)
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         if spec.num_ranks == 1 and not spec.may_die:
@@ -112,6 +117,7 @@ class LocalCluster(Cluster):
             return rank
         spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec))
         self._after_workers.push_async_callback(spawned.close)
+        self.processes.watch(spawned)
         await spawned.start(spec.factory, self._folder.path if self._folder else None, spec.preload)
         if not spec.may_die:
             self.processes.add(spawned)
@@ -119,15 +125,14 @@ class LocalCluster(Cluster):
 
     def mail_directory(self) -> FolderDirectory:
         if self._directory is None:
-            made = self._directory = FolderDirectory(Path(self._own_folder("mail")))
+            parent = Path(tempfile.gettempdir())
+            remove_left_folders(parent, MAIL)
+            # Another user cannot guess the name, and thus make the folder first.
+            made = self._directory = FolderDirectory(parent / f"{MAIL}{os.getpid()}-{secrets.token_hex(8)}")
+            self._after_workers.callback(made.remove)
             self._after_workers.callback(close_mailboxes, made)
         self._directory.shared = self._folder.path if self._folder else None
         return self._directory
-
-    def _own_folder(self, what: str) -> str:
-        made = tempfile.mkdtemp(prefix=f"interlace-{what}-")  # mode 0700: only this user can enter, and thus join
-        self._after_workers.callback(shutil.rmtree, made, ignore_errors=True)
-        return made
 
     async def wait_turn(self) -> None:
         await self._result_order.wait_turn()
@@ -136,7 +141,10 @@ class LocalCluster(Cluster):
         if self._folder is None and (folder := make_shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
             self._after_workers.callback(folder.remove)
-        return Rendezvous(url=f"file://{self._own_folder('meeting')}/store")
+        # Mode 0700: only this user can enter, and thus join.
+        made = tempfile.mkdtemp(prefix="interlace-meeting-", dir=self._folder.path if self._folder else None)
+        self._after_workers.callback(shutil.rmtree, made, ignore_errors=True)
+        return Rendezvous(url=f"file://{made}/store")
 
     def _patience_s(self) -> float:
         """Returns how long the end waits for a thread, which cannot be killed: as for a hang, or less in a hurry."""

@@ -14,7 +14,7 @@ from interlace.runtime.process.child import set_process_name
 from interlace.runtime.process.launch import GUARD, LocalProcess, rank_servers, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.server import WorkerServer
-from interlace.runtime.process.shared import SharedArrays
+from interlace.runtime.process.shared import SharedArrays, remove_if_left
 from interlace.runtime.worker import Worker, WorkerContext
 
 Factory = Callable[[WorkerContext], Worker]
@@ -60,7 +60,7 @@ class SpawnedRank(ProcessRank):
         """Starts the process, on a thread. theirs: the process's end of the connection, closed here afterwards."""
         with theirs:
             self._process = self._launch_process(arguments, preload)
-            self._process_number = self._process.pid
+            self._process_number = self.process_here = self._process.pid
         if self._closed:  # close() came before, and found no process
             self._process.kill()
 
@@ -108,6 +108,8 @@ def serve(connection: socket.socket, factory: Factory, context: WorkerContext, f
     # A controller that was killed cannot receive the reply.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         WorkerServer(connection, context, shared).run(factory)
+    if folder:
+        remove_if_left(folder)  # a controller that was killed cannot do it
 
 
 def stay_on_this_machine() -> None:

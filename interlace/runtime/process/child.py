@@ -35,6 +35,12 @@ def set_process_name(name: str) -> None:
         Path("/proc/self/comm").write_text(process_name(name), encoding="ascii")
 
 
+def set_thread_name(role: str) -> None:
+    """Sets the kernel's name of this thread, on Linux. It marks a process whose own name a library sets."""
+    with contextlib.suppress(OSError):  # other systems do not have the file
+        Path("/proc/thread-self/comm").write_text(process_name(role), encoding="ascii")
+
+
 def become_child() -> None:
     """Makes this process ignore Ctrl-C, end at SIGTERM, end with the run, and carry its role in the kernel's name."""
     set_process_name(multiprocessing.current_process().name)

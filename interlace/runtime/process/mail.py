@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import secrets
+import shutil
 import socket
 import threading
 import time
@@ -66,7 +67,10 @@ class Directory(Protocol):
 
 
 class FolderDirectory:
-    """A directory for ranks of one machine, in a folder that only this user can enter."""
+    """A directory for ranks of one machine, in a folder that only this user can enter.
+
+    The first entry makes the folder, so that a killed run whose ranks sent nothing leaves none.
+    """
 
     host = "127.0.0.1"
 
@@ -81,9 +85,14 @@ class FolderDirectory:
 
     def publish(self, name: str, address: str) -> None:
         """See Directory."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         made = self._folder / f".{name.replace('/', '.')}"
         made.write_text(address)
         made.rename(self._folder / name.replace("/", "."))  # readers never see a partly written file
+
+    def remove(self) -> None:
+        """Removes the folder, if any, at the end of the run."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def find(self, name: str) -> str | None:
         """See Directory."""

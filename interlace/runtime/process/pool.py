@@ -168,7 +168,7 @@ class ProcessPool(ABC, Generic[J, T]):
     def _listen(self) -> None:
         starts = [max(0.0, child.start_by_s - time.monotonic()) for child in self._children if not child.process]
         limit_s = self._patience_s()
-        look_s = [LOOK_S] if self._starts.are_local and self._children else []
+        look_s = [LOOK_S] if self._children else []
         seconds = min([*starts, *look_s, *([] if limit_s is None else [limit_s])], default=None)
         for child, has_ended in self._links.wait(seconds).items():
             if child in self._children:
@@ -177,8 +177,7 @@ class ProcessPool(ABC, Generic[J, T]):
             self._finish_start(launch)
         for child in self._starts.find_late(self._children):
             self._handle_end(child, "the fork server did not answer")
-        if self._starts.are_local:
-            self._stopped_watch.kill_stopped(self._children)
+        self._stopped_watch.kill_stopped(self._children)
 
     def _start(self, target: Callable[..., None], *args: object) -> Child:
         """Begins the start of a process that runs target(connection, *args)."""

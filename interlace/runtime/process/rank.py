@@ -93,6 +93,10 @@ class ProcessRank(ABC):
         self._shared, self._dumps = shared, dumps
         self._process_number: int | None = None
         """Number of the rank's process. None before its start."""
+        self.process_here: int | None = None
+        """The same while the process may be killed from here: it is on this machine, and neither dead nor ended."""
+        self.was_stopped = False
+        """True if the process was killed because a signal had stopped it."""
         self.open_calls = OpenCalls(clock)
         self._connection = RankConnection(
             shared, on_reply=self._handle_reply, on_unreadable=self._fail_unreadable, on_lost=self._handle_loss
@@ -140,6 +144,7 @@ class ProcessRank(ABC):
         if self._closed:
             return
         self._closed = self._closing = True
+        self.process_here = None
         self.open_calls.fail_all(WorkerDiedError(f"{self.name} was ended while {self.open_calls.describe()}."))
         self._connection.close()
         await self._end()
@@ -193,6 +198,7 @@ class ProcessRank(ABC):
 
     def _handle_loss(self) -> None:
         """Handles the end of the connection: the process died, or this end closed."""
+        self.process_here = None
         if not self._closing:
             self._inquest = self._start_task(self._explain_death())
 
@@ -217,7 +223,8 @@ class ProcessRank(ABC):
             remove_orphans(self._shared.folder, self._process_number)
         if self._closing:
             return
-        self._fail_connection(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
+        ended = "was killed, because a signal had stopped it," if self.was_stopped else "died"
+        self._fail_connection(WorkerDiedError(f"{self.name} {ended} while {doing} {cause}"))
 
     def _fail_connection(self, error: InterlaceError) -> None:
         self._dead = error

@@ -38,7 +38,7 @@ class SharedFolder:
         import fcntl  # does not exist on Windows, which has no such memory either
 
         for left in [*memory.glob("interlace-*"), *memory.glob(".interlace-*-removed")]:
-            _remove_if_left(left)
+            remove_if_left(left)
         made = Path(tempfile.mkdtemp(prefix=f".interlace-{os.getpid()}-", dir=memory))
         self._lock = os.open(made, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -60,7 +60,8 @@ def make_shared_folder() -> SharedFolder | None:
     return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
 
 
-def _remove_if_left(folder: Path) -> None:
+def remove_if_left(folder: Path) -> None:
+    """Removes the folder of an ended process. Does nothing if its process lives."""
     import fcntl
 
     with contextlib.suppress(OSError):  # already removed, owned by another user, or its process lives

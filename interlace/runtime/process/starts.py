@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from interlace.core.processes import is_stopped
+from interlace.core.processes import is_stopped, kill_processes
 from interlace.runtime.process.launch import fork_servers
 from interlace.runtime.process.links import Child
 
@@ -123,6 +123,7 @@ class StoppedWatch:
             return
         self._next_look_s = now_s + LOOK_S
         for child in children:
-            if child.process is not None and is_stopped(child.process.pid):
+            process = child.process.pid if child.process else None
+            if process is not None and is_stopped(process):
                 child.was_stopped = True
-                child.process.kill()
+                kill_processes([process])

@@ -16,6 +16,7 @@ import ray
 from ray import cloudpickle
 
 from interlace.runtime.process.admission import TOKEN_BYTES, admit
+from interlace.runtime.process.child import set_thread_name
 from interlace.runtime.process.frames import Call, Pickled, plain_dumps, with_buffers
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
@@ -38,6 +39,11 @@ class Endpoint:
     process: int
     shares_memory: bool
     """True if the controller's folder of shared arrays also exists on this machine."""
+
+    @property
+    def is_here(self) -> bool:
+        """Returns whether the rank runs on the machine of the caller."""
+        return self.host == ray.util.get_node_ip_address()
 
 
 class Tables:
@@ -139,6 +145,7 @@ class RankActor:
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
         """Constructs the worker and serves it until the controller hangs up."""
+        set_thread_name(context.group.partition("/")[0])  # Ray sets the name of the process
         connection = admit(self._listener, self._token)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _Server(connection, context, self._shared, self._tables).run(factory)

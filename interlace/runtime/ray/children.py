@@ -1,6 +1,7 @@
 """Processes that do jobs for this one, on any node of a Ray cluster."""
 
 import contextlib
+import multiprocessing
 import socket
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ class ChildActor(RankActor):
         """Runs target(connection, *arguments) once the run has connected."""
         connection = admit(self._listener, self._token)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        multiprocessing.current_process().name = self._name  # become_child() sets the kernel's name to it
         target(connection, *arguments)
 
 
@@ -34,10 +36,11 @@ class RayChild:
     exitcode: int | None = None
     """Always None, because Ray does not report exit codes."""
 
-    def __init__(self, actor: Any, life: Any, process: int) -> None:
-        """actor: Ray's handle. life: reference of the call that ends with the process."""
+    def __init__(self, actor: Any, life: Any, process: int | None) -> None:
+        """actor: Ray's handle. life: reference of the call that ends with the process. process: see `pid`."""
         self._actor, self._life = actor, life
         self.pid = process
+        """Number of the process. None if the process is on another machine."""
         # Never readable: no file descriptor signals the end of a process on another node.
         self.sentinel, self._other = socket.socketpair()
 
@@ -72,4 +75,4 @@ def place_child(
         raise OSError(f"Ray says: {error}") from error
     connection.sendall(endpoint.token)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return RayChild(actor, life, endpoint.process), connection
+    return RayChild(actor, life, endpoint.process if endpoint.is_here else None), connection

@@ -71,6 +71,7 @@ class RayCluster(Cluster):
         self._directory = StoreDirectory(secrets.token_hex(8), self._folder.path if self._folder else None)
         self._after_workers.callback(session.give_back, self._directory.clear)
         self._after_workers.callback(self.spawn(self._watch_ray(), name="ray").cancel)
+        self._after_workers.callback(self.spawn(self.processes.watch_stopped(), name="stopped ranks").cancel)
 
     async def _watch_ray(self) -> None:
         """Fails the run once a Ray process is gone. Its ranks may otherwise compute for minutes until Ray ends them."""
@@ -98,6 +99,7 @@ class RayCluster(Cluster):
         placed = replace(context, devices=local)
         rank = RayRank(handle, placed, self.clock, self._shared, self._broke(spec), self._lost_part)
         self._after_workers.push_async_callback(rank.close)
+        self.processes.watch(rank)
         await rank.start(spec.factory, self._start_within_s)
         if not spec.may_die:
             self.processes.add(rank)

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
-from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError
+from interlace.core.errors import InterlaceError, RemoteError, WorkerAbsentError, WorkerDiedError
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import Call, Reply
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
@@ -48,23 +48,26 @@ class RayRank(ProcessRank):
     async def start(self, factory: Callable[[WorkerContext], Worker], within_s: float) -> None:
         """Connects and constructs the worker. A UserError passes unchanged; any other error becomes a RemoteError.
 
-        within_s: seconds for Ray to start the process. Raises WorkerDiedError if it takes longer.
+        within_s: seconds for Ray to start the process. Raises WorkerAbsentError if it takes longer, and WorkerDiedError
+        if the process dies while it constructs the worker.
         """
         try:
             endpoint: Endpoint = await asyncio.wait_for(_await_reference(self._actor.endpoint.remote()), within_s)
         except TimeoutError:
-            raise WorkerDiedError(
+            raise WorkerAbsentError(
                 f"{self.name} did not start within {within_s:.0f} s (cluster.start_timeout_s). Its devices are "
                 "reserved on one node, which may be gone."
             ) from None
         except RayError as error:
-            raise WorkerDiedError(f"{self.name} died before its worker was made. Ray says: {error}") from error
+            raise WorkerAbsentError(f"{self.name} died before its worker was made. Ray says: {error}") from error
         self._where, self._process_number = f"(process {endpoint.process} on {endpoint.host})", endpoint.process
+        self.process_here = endpoint.process if endpoint.is_here else None
         if not endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_await_end(self._actor.run.remote(factory, self._context)))
         self._life.add_done_callback(_retrieve_exception)  # if another failure ends the run, nothing awaits this future
         constructed = self.open_calls.add("__init__")
+        constructed.add_done_callback(_retrieve_exception)  # nor this one
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: self._connection, endpoint.host, endpoint.port)
         _tune_socket(transport.get_extra_info("socket"))
@@ -73,7 +76,8 @@ class RayRank(ProcessRank):
         try:
             outcomes: set[asyncio.Future[Any]] = {constructed, self._life}
             await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
-            if self._life.done() and (reason := self._life.exception()) and not self._dead:
+            reason = self._life.exception() if self._life.done() and not self._dead else None
+            if reason and not isinstance(reason, RayActorError):  # a death is explained as one of a later call
                 # The worker's constructor was never reached: its pickle could not be read there.
                 raise RemoteError(self._context.group, self._context.rank, "__init__", str(reason)) from reason
             await constructed
@@ -179,7 +183,7 @@ def _tune_socket(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def _retrieve_exception(future: "asyncio.Future[None]") -> None:
+def _retrieve_exception(future: "asyncio.Future[Any]") -> None:
     """Marks the exception of a future as seen, so that asyncio does not print it when the future is deleted."""
     if not future.cancelled():
         future.exception()

@@ -1,8 +1,9 @@
 """Ends the remaining processes of a Ray instance once the process that started it has ended in any way.
 
-It runs as a separate script with little overhead: `python -I -S reaper.py SESSION_FOLDER DRIVER PID...`. It waits until
-its standard input ends, which only the driver holds open. Then it kills those PIDs, and Ray's own processes that write
-into the session's folder: ranks, and the agents, which outlive a killed raylet by up to a minute.
+It runs as a separate script with little overhead: `python -I -S reaper.py SESSION_FOLDER DRIVER PID...`, with an empty
+folder and no PID if the driver joined a Ray. It waits until its standard input ends, which only the driver holds open.
+Then it kills those PIDs, and Ray's own processes that write into the session's folder: ranks, and the agents, which
+outlive a killed raylet by up to a minute. Then it removes that folder, in which Ray leaves its logs and sockets.
 """
 
 import contextlib
@@ -26,9 +27,22 @@ def reap(session: str, driver: int, started: Sequence[int]) -> None:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
-    if not (_PROCESSES / str(driver)).exists():
+    if session:
+        shutil.rmtree(session, ignore_errors=True)
+        latest = Path(session).with_name("session_latest")
+        if latest.is_symlink() and not latest.exists():
+            latest.unlink(missing_ok=True)
+    if _has_ended(driver):
         for folder in [*_MEMORY.glob(f"interlace-{driver}-*"), *_MEMORY.glob(f".interlace-{driver}-*")]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_ended(process: int) -> bool:
+    """Returns whether a process has ended, also if its parent has not noticed that yet."""
+    try:
+        return (_PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _left_of(session: str, started: Sequence[int]) -> Iterator[int]:

@@ -38,7 +38,7 @@ class RaySession:
     def __init__(self, *, is_own: bool, parts: "OwnParts | None" = None) -> None:
         """is_own: whether close() disconnects. An earlier connection of this process is kept.
 
-        parts: the processes of a Ray instance that was started here.
+        parts: the processes of this run beside the ranks.
         """
         self._is_own, self._parts = is_own, parts
 
@@ -54,7 +54,7 @@ class RaySession:
         if address is None:
             with _signals_heard():
                 _start(machine)
-            return cls(is_own=True, parts=OwnParts())
+            return cls(is_own=True, parts=OwnParts(is_started=True))
         try:
             _check_listener(address)
             with _signals_heard():
@@ -64,7 +64,7 @@ class RaySession:
                 f"cluster.address = {address!r}: cannot join a Ray cluster there: {error}. Start one with `ray start "
                 f"--head`, or leave cluster.address out to have one started for the run.{_token_hint(error)}"
             ) from error
-        return cls(is_own=True)
+        return cls(is_own=True, parts=OwnParts(is_started=False))
 
     def machines(self, look: Callable[[], Machine]) -> list[Machine]:
         """Returns the cluster's living nodes, in the order of their addresses. `look` runs on each.
@@ -125,25 +125,26 @@ class RaySession:
 
 
 class OwnParts:
-    """The processes of a Ray instance that this process started, and a reaper that ends them after this process."""
+    """The processes of a Ray instance that this process started, if any, and a reaper.
+
+    After this process, even if it was killed, the reaper ends those processes and frees the run's shared memory.
+    """
 
     NEEDED = ("raylet", "gcs_server")
 
-    def __init__(self) -> None:
-        """Finds the processes among the children of this process. Ray must just have been started."""
-        children = {process: read_name(process) for process in list_children()}
+    def __init__(self, *, is_started: bool) -> None:
+        """Finds the processes among the children of this process. is_started: Ray has just been started, not joined."""
+        children = {process: read_name(process) for process in list_children()} if is_started else {}
         raylets = [read_command(process) for process, name in children.items() if name == "raylet"]
         found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
         session = found[1] if found else ""  # some systems do not list processes: there is nothing to watch
         self._pids = {
             process: name for process, name in children.items() if session and session in read_command(process)
         }
-        self._reaper: subprocess.Popen[bytes] | None = None
-        if session:
-            arguments = [session, str(os.getpid()), *map(str, self._pids)]
-            command = [sys.executable, "-I", "-S", reaper.__file__, *arguments]
-            # In a separate session, so that signals to all processes of a run do not reach it.
-            self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        arguments = [session, str(os.getpid()), *map(str, self._pids)]
+        command = [sys.executable, "-I", "-S", reaper.__file__, *arguments]
+        # In a separate session, so that signals to all processes of a run do not reach it.
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def lost(self) -> str:
         """Returns the name of the first missing required process. Empty if all of them live."""
@@ -154,8 +155,7 @@ class OwnParts:
 
     def end(self) -> None:
         """Ends the remaining processes."""
-        if self._reaper is None or self._reaper.stdin is None:
-            return
+        assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._reaper.wait(reaper.WITHIN_S)

@@ -82,16 +82,17 @@ class FolderSender:
         self._num_sent += 1
         try:
             checksum = _write(place / name, saved, blocks, parcel)
+            if self._rank == 0:
+                index = {"metadata": {}, "weight_map": dict.fromkeys(saved, name)}
+                (place / INDEX).write_text(json.dumps(index))
+                if self._form:
+                    self._form.write_beside(place, next(iter(saved.values())).dtype)
+            mark.write_text(checksum)
         except OSError as error:
             if is_full_disk(error):
+                shutil.rmtree(place, ignore_errors=True)  # the version cannot become whole without this rank's file
                 raise DiskFullError(f"{place}: {error}. Make room, or set weights.folder to another disk.") from error
             raise
-        if self._rank == 0:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(saved, name)}
-            (place / INDEX).write_text(json.dumps(index))
-            if self._form:
-                self._form.write_beside(place, next(iter(saved.values())).dtype)
-        mark.write_text(checksum)
         self._written.append(version)
         return Sent(source=FolderSource(file=place / name, blocks=blocks), checksum=checksum)
 

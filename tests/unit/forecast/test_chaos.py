@@ -51,7 +51,9 @@ def test_a_bad_specification_is_refused(text: str, message: str) -> None:
         ((), "kill:reward@1s", "Set reward.workers=1"),
         ((), "kill:episode@1s", "episode.workers=1"),
         ((), "stop:env@1s", "no environments"),
-        (("cluster.backend=ray",), "kill:reward@1s", "cluster.backend=local"),
+        (("cluster.backend=ray", "cluster.address=auto"), "kill:reward@1s", "that the command starts"),
+        ((), "kill:reference@1s", "has no reference"),
+        (("algorithm.kl_coefficient=0.1",), "kill:reference@1s", "Set cluster.backend=ray"),
     ],
 )
 def test_a_fault_without_a_process_is_refused(overrides: tuple[str, ...], fault: str, message: str) -> None:

@@ -11,10 +11,11 @@ from interlace.core.errors import UserError
 from interlace.engines.rollout.config import AddressConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kinds.address import AddressKind, resolve_urls
+from interlace.engines.rollout.services.protocol import ServiceError
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.run import engine_control
 from interlace.run.clusters.base import ClusterConfig, run_on
-from interlace.run.engine_control import EngineControl
+from interlace.run.engine_control import EngineCommand, EngineControl, read_members
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
 from tests.support.episode_runs import OneEngine
@@ -148,6 +149,55 @@ def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monke
         await _wait_turns(20)
         assert len(pool.drivers) == 2
         assert not list(commands.glob("2.*"))
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_a_listed_server_that_does_not_answer_is_tried_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(engine_control, "FIRST_RETRY_S", 0.01)
+    listed = tmp_path / "urls"
+    listed.write_text("http://a:1\nhttp://b:2\n")
+    asked: list[str | None] = []
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+        notes: list[str] = []
+        pool.membership.notes.follow(notes.append)
+
+        async def launch(_: int, url: str | None) -> RolloutGroup:
+            asked.append(url)
+            if len(asked) < 3:
+                raise ServiceError(f"{url} does not answer")
+            other = await OneEngine().pool(cluster, 1)
+            return other.drivers[0].group
+
+        kind = create_kind(AddressConfig(urls_file=str(listed)))
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
+        while len(pool.drivers) < 2:
+            await asyncio.sleep(0)
+        await _wait_turns(20)
+        assert asked == ["http://b:2"] * 3
+        assert [note.partition(" It ")[0] for note in notes[:2]] == ["add http://b:2: http://b:2 does not answer"] * 2
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_the_engines_that_a_command_left_are_those_of_the_next_start(tmp_path: Path) -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine().pool(cluster, 1)
+
+        async def launch(_: int, url: str | None) -> RolloutGroup:
+            raise UserError(f"no engine is added: {url}")
+
+        control = EngineControl(pool, tmp_path, None, launch, most_engines=2)
+        assert read_members(tmp_path, 2) is None
+        await control.carry_out(EngineCommand(verb="scale", engine="1"))
+        assert read_members(tmp_path, 2) == (0,)
+        assert read_members(tmp_path, 3) is None, "another placement"
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
 

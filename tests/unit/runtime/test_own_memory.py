@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from interlace.core.errors import UserError
 from interlace.core.sampling import SamplingParams
+from interlace.core.state_parts import STATE
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey
 from interlace.engines.rollout.services.dialects import dialect_named
 from interlace.engines.rollout.services.http import Address
@@ -18,7 +20,7 @@ from interlace.run.serve import ServeOptions, Serving, serve
 from interlace.runtime import cluster as cluster_module
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.watchdog import Watchdog
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.schedule import Schedule
 
 
@@ -45,6 +47,32 @@ def test_the_first_offload_of_a_large_worker_is_no_stall() -> None:
         await cluster.start("large", LargeWorker, on="0")
 
     asyncio.run(run_on(ClusterConfig(), Schedule(), launch))
+
+
+class TooLargeWorker(Worker):
+    """A worker whose state exceeds the memory of each device."""
+
+    ended = 0
+
+    def memory_parts(self) -> dict[str, int]:
+        return {STATE: 1 << 60}
+
+    @operation(bin="train")
+    def compute(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        TooLargeWorker.ended += 1
+
+
+def test_a_group_that_is_too_large_for_its_device_ends_before_its_name_is_used_again() -> None:
+    async def launch(cluster: Cluster) -> None:
+        with pytest.raises(UserError, match=r"needs .* GiB on"):
+            await cluster.start("joiner", TooLargeWorker, on="0")
+        assert (TooLargeWorker.ended, cluster.groups) == (1, [])
+        await cluster.start("joiner", Worker, on="0")
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:1"), Schedule(), launch))
 
 
 def test_a_server_answers_a_run_before_any_client_opened_a_session() -> None:

@@ -1,5 +1,7 @@
 """Writers and readers in one process work over each transport and codec."""
 
+import errno
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import DiskFullError, InterlaceError
 from interlace.engines.train.export import list_named_weights
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
@@ -256,3 +258,18 @@ def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path,
     assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
     model.save_pretrained(tmp_path / "saved")
     assert SavedWeights(version).shapes == SavedWeights(tmp_path / "saved").shapes
+
+
+def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ends(tmp_path, "folder") as (writer, reader):
+        ref = publish(writer, 1, weights(1))
+        whole = sorted(path.name for path in tmp_path.rglob("*"))
+
+        def fill_up(*given: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "posix_fallocate", fill_up)
+        with pytest.raises(DiskFullError, match=r"Make room, or set weights\.folder"):
+            writer.write(2, weights(2))
+        assert sorted(path.name for path in tmp_path.rglob("*")) == whole
+        assert taken(reader, ref).keys() == weights(1).keys()

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -106,18 +106,18 @@ def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
     return "" if record.environment == wanted.environment else "its environment"
 
 
-def end_unused_servers(folder: Path, num_engines: int) -> list[str]:
+def end_unused_servers(folder: Path, engines: Collection[int]) -> list[str]:
     """Ends the servers that a killed process of the run left for engines that the run no longer has.
 
-    folder: with the records; other files in it are ignored. num_engines: engines of the run that have servers. Returns
-    a sentence for each server.
+    folder: with the records; other files in it are ignored. engines: numbers of the run's engines that have servers.
+    Returns a sentence for each server.
     """
     ended = []
     for record in sorted(folder.glob(RECORDS)):
         number = record.stem.rpartition("-")[2]
         if not number.isdecimal() or record != record_file(folder, int(number)):
             continue  # the file of a user
-        if int(number) >= num_engines:
+        if int(number) not in engines:
             record.unlink(missing_ok=True)  # which ends the lease
             ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
     return ended

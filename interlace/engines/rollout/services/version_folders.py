@@ -1,8 +1,6 @@
 """Folders and manifests by which new weights reach a server on this machine."""
 
-import contextlib
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import DiskFullError, is_full_disk
+from interlace.core.processes import remove_left_folders
 from interlace.engines.rollout.services.manifest import SUFFIX, write_manifest
 from interlace.weights.ref import WeightRef
 
@@ -92,11 +91,7 @@ def version_folder_of(ref: WeightRef) -> Path | None:
 
 def remove_stale_folders() -> None:
     """Removes folders of ended processes, for example of a killed run."""
-    for left in _find_parent().glob(f"{PREFIX}*"):
-        owner = re.match(rf"{PREFIX}(\d+)-", left.name)
-        if owner and not Path(f"/proc/{owner.group(1)}").exists() and Path("/proc").exists():
-            with contextlib.suppress(OSError):
-                shutil.rmtree(left)
+    remove_left_folders(_find_parent(), PREFIX)
 
 
 def _make_root() -> Path:

@@ -184,7 +184,7 @@ def test_a_server_ends_if_its_record_is_removed(killed: Killed) -> None:
 def test_only_records_of_servers_without_an_engine_are_removed(tmp_path: Path) -> None:
     for name in ("rollout-1.json", "rollout-2.json", "rollout-x.json", "rollout-x-9.json"):
         (tmp_path / name).touch()
-    [sentence] = end_unused_servers(tmp_path, 2)
+    [sentence] = end_unused_servers(tmp_path, range(2))
     assert sentence.startswith("rollout-2: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rollout-1.json", "rollout-x-9.json", "rollout-x.json"]
 
