@@ -28,6 +28,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _skip(items, "vllm", "needs vLLM's CPU build", lambda: importlib.util.find_spec("vllm") is not None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    _keep_environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    _keep_environment()
+
+
+def _keep_environment() -> None:
+    """Removes pytest's variable, because a fork server of ranks has the environment of its start.
+
+    If the variable changed with each test, each test of ranks would start a server, which imports torch.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 def _skip(items: list[pytest.Item], marker: str, reason: str, is_there: Callable[[], bool]) -> None:
     marked = [item for item in items if item.get_closest_marker(marker)]
     if marked and not is_there():
