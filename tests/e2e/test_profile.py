@@ -10,7 +10,7 @@ from interlace.cli.main import app
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.recipe.load import load_recipe
-from tests.support.training import SMALL
+from tests.support.training import SMALL, shared_cache
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def profile(*arguments: str) -> "tuple[int, str, str]":
 
 
 def measured(tmp_path: Path, *overrides: str) -> Profile:
-    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", "rollout.max_running=16", *overrides]
+    settings = [*SMALL, shared_cache(), "rollout.max_running=16", *overrides]
     code, out, err = profile("quickstart", *settings, "--budget", "1", "--out", "measured.json", "--json")
     assert code == 0, err
     found = Profile.parse(json.loads(out))
