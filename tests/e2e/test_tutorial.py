@@ -63,10 +63,14 @@ def test_the_recipe_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len({json.loads(line)["prompt"] for line in lines}) == 4, "the other two, chats, are held out"
 
 
-def test_the_call_from_python_trains(folder: Path) -> None:
+def test_the_call_from_python_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
     code = block("python", "import interlace").replace(MODEL, "model").replace("steps=50", "steps=2")
     code = code.replace("200}", '8}, cluster={"devices": "cpu:2"}, rollout={"max_running": 8, "max_tokens": 4096}')
-    assert "step_2" in run(folder, "-c", code)
+    exec(code, {"__name__": "script"})
+    assert "step_2" in capsys.readouterr().out
 
 
 def test_the_reward_is_what_the_text_says(folder: Path) -> None:
