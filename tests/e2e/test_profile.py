@@ -73,6 +73,7 @@ def test_the_most_probable_tokens_of_a_teacher_are_measured(tmp_path: Path) -> N
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
 def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
     check(measured(tmp_path, "cluster=ray"))
 
