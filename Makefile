@@ -31,12 +31,14 @@ test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest --show-capture=no -m vllm tests/contract tests/e2e $(PYTEST_ARGS)
 	.venv-vllm/bin/python -m pytest -m slow tests/contract/test_sglang_source.py
 
-# Tests of ManiSkill and LIBERO, and of the image towers against timm, in a separate environment: MetaWorld, which the
-# default tests use, requires another version of mujoco. ManiSkill draws with the software Vulkan driver if it is installed.
+# Tests of ManiSkill and LIBERO, of data sets in HDF5, and of the image towers against timm, in a separate environment:
+# MetaWorld, which the default tests use, requires another version of mujoco. ManiSkill draws with the software Vulkan
+# driver if it is installed.
 VULKAN_DRIVER := $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))
 test-simulators: .venv-simulators/.installed
-	$(if $(VULKAN_DRIVER),VK_ICD_FILENAMES=$(VULKAN_DRIVER)) .venv-simulators/bin/python -m pytest -k "maniskill or libero or timm" \
-		tests/contract/test_envs.py tests/e2e/test_robot.py tests/unit/robots/models/test_openvla.py $(PYTEST_ARGS)
+	$(if $(VULKAN_DRIVER),VK_ICD_FILENAMES=$(VULKAN_DRIVER)) .venv-simulators/bin/python -m pytest -k "maniskill or libero or timm or hdf5" \
+		tests/contract/test_envs.py tests/e2e/test_robot.py tests/unit/robots/datasets/test_hdf5.py \
+		tests/unit/robots/models/test_openvla.py $(PYTEST_ARGS)
 
 # Tests of the loggers whose packages are large, in a separate environment without torch.
 test-loggers: .venv-loggers/.installed
@@ -131,7 +133,7 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 	@echo 'installing ManiSkill, LIBERO and timm into .venv-simulators (a few minutes, once)'
 	@test -x .venv-simulators/bin/python || $(PYTHON) -m venv .venv-simulators
 	@.venv-simulators/bin/python tests/contract/environment_requirements.py \
-		--extra robots --extra maniskill --extra libero --without torch --without metaworld > .venv-simulators/requirements.txt
+		--extra robots --extra maniskill --extra libero --extra hdf5 --without torch --without metaworld > .venv-simulators/requirements.txt
 	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
 	@.venv-simulators/bin/python -c 'import torchvision' 2>/dev/null || .venv-simulators/bin/python -m pip uninstall --quiet --yes torchvision
 	@$(SIMULATORS_PIP) --no-deps --editable .

@@ -1,5 +1,6 @@
 """Environment of every test: one thread per library, no network, and the same examples on every run."""
 
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -9,6 +10,9 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Imports make many objects that stay: looking for garbage among them took a quarter of the time of the collection.
+gc.disable()
 
 import pytest  # noqa: E402 - after the environment is set
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -26,6 +30,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _skip(items, "gpu", "needs a CUDA device", _has_cuda)
     _skip(items, "ray", "needs interlace[ray]", lambda: importlib.util.find_spec("ray") is not None)
     _skip(items, "vllm", "needs vLLM's CPU build", lambda: importlib.util.find_spec("vllm") is not None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    _keep_environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    _keep_environment()
+
+
+def _keep_environment() -> None:
+    """Removes pytest's variable, because a fork server of ranks has the environment of its start.
+
+    If the variable changed with each test, each test of ranks would start a server, which imports torch.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str, is_there: Callable[[], bool]) -> None:

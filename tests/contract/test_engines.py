@@ -301,8 +301,17 @@ def test_a_new_seed_draws_other_tokens_and_the_same_seed_the_same(engine: Rollou
     assert len({one.token_ids for one in first.values()}) == 4
 
 
+def global_state() -> tuple[object, ...]:
+    """Returns the state of the generators of random numbers, and a function of torch that a library may replace."""
+    numbers = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index]
+    return *numbers, torch.set_num_threads
+
+
 def test_several_engines_serve_on_threads_of_one_process(engine: RolloutEngine, name: str) -> None:
-    other, found = make_engine(name), {}
+    """To start one and to end it changes nothing else in the process."""
+    before, found = global_state(), dict[tuple[int, int], dict[int, Response]]()
+    other = make_engine(name)
+    assert global_state() == before
 
     def serve(number: int, one: RolloutEngine) -> None:
         for version in (1, 2, 3):
@@ -315,15 +324,9 @@ def test_several_engines_serve_on_threads_of_one_process(engine: RolloutEngine, 
     for thread in threads:
         thread.join()
     assert len(found) == 6
+    before = global_state()
     close_engine(other)
+    assert global_state() == before
     for (_, version), done in found.items():
         assert all(set(one.versions) == {version} for one in done.values())
         assert all(close(one, NEW if version % 2 else OLD) for one in done.values())
-
-
-def test_starting_an_engine_changes_nothing_else_in_the_process(name: str) -> None:
-    state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
-    setter = torch.set_num_threads
-    close_engine(make_engine(name))
-    assert random.getstate() == state[0] and np.random.get_state()[1].tolist() == state[1]  # type: ignore[index]
-    assert torch.equal(torch.get_rng_state(), state[2]) and torch.set_num_threads is setter

@@ -42,8 +42,8 @@ def test_a_resumed_run_adopts_the_servers_of_the_killed_one_unless_its_recipe_ha
     records = sorted((tmp_path / "runs/x/engines").glob("rollout-*.json"))
     folders = [Path(ServerRecord.model_validate_json(each.read_text()).folder) for each in records]
     newest = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "runs/x/checkpoints").glob("step_*"))
-    steps, cache = f"steps={newest + 2}", f"model.cache_dir={tmp_path / 'cache'}"
-    settings, lines = [*SETTINGS, ENGINE, steps, cache, *([change] if change else [])], Lines()
+    steps = f"steps={newest + 2}"
+    settings, lines = [*SETTINGS, ENGINE, steps, *([change] if change else [])], Lines()
     run(tmp_path / "runs", "x", settings, resume=True, progress=lines)
     adopted = [sentence for sentence in lines.said if "which runs already, is adopted" in sentence]
     ended = [sentence for sentence in lines.said if "is not adopted, and was ended: its command" in sentence]

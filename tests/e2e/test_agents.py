@@ -7,7 +7,7 @@ import pytest
 from interlace.observe.stop import StopSignal
 from interlace.run.equivalence import certify, toy, variants
 from interlace.run.recipe.load import load_recipe
-from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples, shared_cache
 
 SMALL = (
     "steps=3",
@@ -27,7 +27,7 @@ AGENTS = [("react", "langgraph"), ("program", "openai")]
 
 
 def test_samples_of_two_turns_are_the_same_under_every_synchronous_schedule(tmp_path: Path) -> None:
-    recipe = toy(load_recipe("second_guess", [*SMALL, "minibatches=1", f"model.cache_dir={tmp_path / 'cache'}"]))
+    recipe = toy(load_recipe("second_guess", [*SMALL, "minibatches=1", shared_cache()]))
     every = variants(recipe)
     chosen = {name: every[name] for name in ("as given", "disaggregated", "streaming", "dispatch", "partial")}
     for trial in certify(chosen, tmp_path / "runs", StopSignal(lambda: None)):
@@ -35,7 +35,7 @@ def test_samples_of_two_turns_are_the_same_under_every_synchronous_schedule(tmp_
 
 
 def test_a_stopped_run_of_an_agent_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}"]
+    settings = [*SMALL, shared_cache()]
     run_recipe("second_guess", tmp_path, "whole", settings)
     run_recipe("second_guess", tmp_path, "stopped", settings, stop_after=1)
     run_recipe("second_guess", tmp_path, "stopped", settings, resume=True)
@@ -55,7 +55,7 @@ def test_an_agent_that_knows_nothing_of_training_trains(tmp_path: Path, recipe: 
         "steps=1",
         "minibatches=1",
         "sampling.max_new_tokens=16",
-        f"model.cache_dir={tmp_path / 'cache'}",
+        shared_cache(),
     ]
     settings += ["algorithm.drop_zero_variance=false", "reward.shaping.length_weight=1"]
     assert run_recipe(recipe, tmp_path, recipe, settings).done_steps == 1
@@ -68,7 +68,7 @@ def test_an_agent_that_knows_nothing_of_training_trains(tmp_path: Path, recipe: 
 @pytest.mark.parametrize(("recipe", "package"), [("calculator", "numpy"), ("second_guess", "numpy"), *AGENTS])
 def test_a_recipe_of_an_agent_learns(tmp_path: Path, recipe: str, package: str) -> None:
     pytest.importorskip(package)
-    report = run_recipe(recipe, tmp_path, recipe, ["eval_every=0", f"model.cache_dir={tmp_path / 'cache'}"])
+    report = run_recipe(recipe, tmp_path, recipe, ["eval_every=0", shared_cache()])
     assert report.before and report.after and report.before.sampled_accuracy is not None
     assert report.after.sampled_accuracy is not None
     assert report.after.sampled_accuracy >= report.before.sampled_accuracy + 0.2

@@ -10,30 +10,24 @@ from pathlib import Path
 
 import pytest
 
+import interlace
+from interlace.run.callbacks import StepInfo
 from tests.support.training import REPOSITORY, equal_weights, final_weights, metrics, samples
 
 PROGRAM = """
 import os, signal, sys
 
 import interlace
+from tests.e2e.test_changed_mixture import change
 
-name, schedule, kill_after = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-
-def change(step):
-    step.log("weight_of_b", step.weights["b"])
-    if step.step == 2:
-        step.set_weights({"a": 0, "b": 3})
-    if step.step == 3:
-        step.set_weights({"c": 4})
-    if step.step == kill_after:
+def change_and_end(step):
+    change(step)
+    if step.step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-if kill_after < 0:
-    interlace.train(name=name, callbacks=[change], quiet=True, resume=True)
-else:
-    interlace.train("mixed.yaml", name=name, callbacks=[change], quiet=True, schedule=schedule)
+interlace.train("mixed.yaml", name="killed", callbacks=[change_and_end], quiet=True, schedule=sys.argv[1])
 """
 RECIPE = """
 model: tiny:micro
@@ -50,23 +44,34 @@ cluster: {devices: "cpu:2"}
 """
 
 
-def run_program(folder: Path, name: str, schedule: str, kill_after: int) -> None:
-    """kill_after: step after which the program kills itself; 0 for none, -1 to resume."""
-    command = [sys.executable, "-c", PROGRAM, name, schedule, str(kill_after)]
+def change(step: StepInfo) -> None:
+    step.log("weight_of_b", step.weights["b"])
+    if step.step == 2:
+        step.set_weights({"a": 0, "b": 3})
+    if step.step == 3:
+        step.set_weights({"c": 4})
+
+
+def run_killed(folder: Path, schedule: str) -> None:
+    """Trains in a process that kills itself after step 5."""
+    command = [sys.executable, "-c", PROGRAM, schedule]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == (-signal.SIGKILL if kill_after > 0 else 0), done.stderr
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.mark.parametrize("schedule", ["verl-colocated", "one-step-off"])
-def test_a_killed_run_draws_the_prompts_that_an_uninterrupted_one_draws(tmp_path: Path, schedule: str) -> None:
+def test_a_killed_run_draws_the_prompts_that_an_uninterrupted_one_draws(
+    tmp_path: Path, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mixed.yaml").write_text(RECIPE)
     for source in ("a", "b", "c"):
         rows = [json.dumps({"prompt": f"{source}{number}", "answer": ""}) for number in range(40)]
         (tmp_path / f"{source}.jsonl").write_text("\n".join(rows))
-    run_program(tmp_path, "whole", schedule, 0)
-    run_program(tmp_path, "killed", schedule, 5)  # the newest checkpoint is of step 4, after both changes
-    run_program(tmp_path, "killed", schedule, -1)
+    interlace.train("mixed.yaml", name="whole", callbacks=[change], quiet=True, schedule=schedule)
+    run_killed(tmp_path, schedule)  # the newest checkpoint is of step 4, after both changes
+    interlace.train(name="killed", callbacks=[change], quiet=True, resume=True)
     whole, killed = ([row["prompt"] for row in samples(tmp_path / "runs", name)] for name in ("whole", "killed"))
     assert killed == whole
     changed = Counter(str(prompt)[0] for prompt in whole[4 * 8 :])

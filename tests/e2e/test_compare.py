@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from interlace.cli.main import app
 from interlace.observe.goodput import BINS
-from tests.support.training import SMALL
+from tests.support.training import SMALL, shared_cache
 
 
 def compare(*arguments: str) -> "tuple[int, str, str]":
@@ -23,7 +23,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_schedules_side_by_side(tmp_path: Path) -> None:
     schedules = "verl-colocated,one-step-off"
-    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", "evaluation.samples_per_prompt=0"]
+    settings = [*SMALL, shared_cache(), "evaluation.samples_per_prompt=0"]
     code, out, err = compare("quickstart", *settings, "--schedules", schedules, "--steps", "3", "--json")
     assert code == 0, err
     told = json.loads(out)

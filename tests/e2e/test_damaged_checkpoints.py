@@ -46,7 +46,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(trained: Path, tmp_path: Path) -> Path:
     shutil.copytree(trained / "four", tmp_path / "four")
-    shutil.copytree(trained / "cache", tmp_path / "cache")
     return tmp_path
 
 
@@ -128,7 +127,6 @@ def resume_with_payload(root: Path, planted: str, copy: Path) -> None:
     """In a copy of the run: the file is a pickle that runs, and the manifest is right, as an attacker would have it."""
     Payload.mark = root / "ran"
     shutil.copytree(root / "four", copy / "four")
-    (copy / "cache").symlink_to(root / "cache")
     step = copy / "four" / "checkpoints" / "step_4"
     (copy / "four" / planted).parent.mkdir(exist_ok=True)
     (copy / "four" / planted).write_bytes(pickle.dumps(Payload()))

@@ -1,17 +1,16 @@
 """`interlace eval` with several sets, pass@k and intervals, from the command line and from Python."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 import interlace
+from interlace.cli.main import app
 from interlace.core.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(8)]
 OVERRIDES = ["evaluation.samples_per_prompt=4", "evaluation.pass_at=[1,4]", "evaluation.num_shown=0"]
 
@@ -42,26 +41,22 @@ def test_several_sets_pass_at_k_and_intervals(run: interlace.TrainedRun, tmp_pat
     assert found == interlace.evaluate(run, [*OVERRIDES, f"task.heldout_sets.hard={hard}"], quiet=True)
 
 
-def test_the_command(run: interlace.TrainedRun, tmp_path: Path) -> None:
+def test_the_command(run: interlace.TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "mine.yaml"
     recipe.write_text((run.folder / "config.yaml").read_text())
 
-    def command(*options: str) -> "subprocess.CompletedProcess[str]":
-        code = "from interlace.cli.main import app; app()"
-        return subprocess.run(
-            [sys.executable, "-c", code, "eval", str(run.checkpoint), "--recipe", str(recipe), *options],
-            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
+    def command(*options: str) -> Result:
+        return CliRunner().invoke(app, ["eval", str(run.checkpoint), "--recipe", str(recipe), *options])
 
     exact = ["reward=exact", *OVERRIDES]
     done = command(*exact, "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.exit_code == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["estimates"][""]["pass@4"]["num_prompts"] == 4
     shown = command(*exact, "--quiet").stdout
     assert "pass@4, temperature 1" in shown and "95 % interval" in shown
     refused = command("reward=exact", "evaluation.pass_at=[8]")
-    assert refused.returncode == 2 and "pass@8 needs 8 sampled answers" in refused.stderr
+    assert refused.exit_code == 2 and "pass@8 needs 8 sampled answers" in refused.stderr
 
 
 def test_a_set_without_its_file(run: interlace.TrainedRun) -> None:

@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from interlace.cli.main import app
 from interlace.run.clusters.base import run_flow
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.channel import Channel
@@ -98,7 +99,7 @@ def test_every_block_of_python_is_python() -> None:
     assert len([ast.parse(block) for block in blocks()]) >= 5
 
 
-def test_an_engine_of_ones_own_trains(tmp_path: Path) -> None:
+def test_an_engine_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["rollout=own_engine:Plain", "steps=2", "prompts_per_step=4", "samples_per_prompt=2", "minibatches=1"]
     settings += [
         "warmup.steps=2",
@@ -108,18 +109,10 @@ def test_an_engine_of_ones_own_trains(tmp_path: Path) -> None:
         "reward.workers=0",
     ]
     settings += ["algorithm.drop_zero_variance=false", f"model.cache_dir={tmp_path}"]
-    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", "quickstart", *settings]
-    paths = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)])
-    result = subprocess.run(
-        [*command, "--name", "own"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    result = CliRunner().invoke(app, ["train", "quickstart", *settings, "--name", "own"])
+    assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "runs/own/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(row["actor/logprob_gap"] < 1e-4 for row in rows), rows
 

@@ -10,10 +10,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from interlace.cli.main import app
 from interlace.run.chaos.processes import role_processes
 from tests.support.processes import all_gone, handles
-from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples
+from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples, shared_cache
 
 STEPS = ["steps=12", "checkpoint_every=2"]
 
@@ -21,7 +23,7 @@ STEPS = ["steps=12", "checkpoint_every=2"]
 def start(root: Path, name: str, *options: str, command: str = "train") -> subprocess.Popen[str]:
     program = [sys.executable, "-c", "from interlace.cli.main import app; app()", command, "quickstart", "--name", name]
     return subprocess.Popen(
-        [*program, *options, *SMALL, f"model.cache_dir={root / 'cache'}", *STEPS],
+        [*program, *options, *SMALL, shared_cache(), *STEPS],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -82,8 +84,15 @@ def test_a_killed_command_leaves_no_folder(tmp_path: Path) -> None:
     assert not [*Path(tempfile.gettempdir()).glob(f"interlace-mail-{killed.pid}-*")]
 
 
-def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    finish(start(tmp_path, "whole"))
+def train_here(*options: str) -> None:
+    """Trains in this process, into runs/ of its folder."""
+    done = CliRunner().invoke(app, ["train", "quickstart", *options, *SMALL, shared_cache(), *STEPS])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_here("--name", "whole")
     killed = start(tmp_path, "killed")
     assert killed.stdout is not None
     for line in killed.stdout:
@@ -92,7 +101,7 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=60)
     assert 4 <= len(metrics(tmp_path / "runs", "killed")) < 12
-    finish(start(tmp_path, "killed", "--resume"))
+    train_here("--name", "killed", "--resume")
     assert metrics(tmp_path / "runs", "killed") == metrics(tmp_path / "runs", "whole")
     assert samples(tmp_path / "runs", "killed") == samples(tmp_path / "runs", "whole")
     weights = [final_weights(tmp_path / "runs", name) for name in ("killed", "whole")]

@@ -1,5 +1,6 @@
 """Whole runs that train an adapter, at toy size."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.load import load_recipe
+from interlace.run.warmup import WARMUP_FILE
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 pytest.importorskip("peft")
@@ -35,8 +37,8 @@ def test_a_run_moves_away_from_its_base_by_the_adapter_alone(root: Path) -> None
     assert kl[0] < 1e-6 < kl[2]
     adapter = load_file(newest(root, "whole") / ADAPTER_FOLDER / "adapter_model.safetensors")
     assert all(tensor.any() for tensor in adapter.values())
-    [base] = (root / "cache" / "warmup").iterdir()
-    before, after = load_file(base / "model.safetensors"), final_weights(root, "whole")
+    base = json.loads((root / "whole" / WARMUP_FILE).read_text())["folder"]
+    before, after = load_file(Path(base) / "model.safetensors"), final_weights(root, "whole")
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert changed == {name for name in before if name.endswith("_proj.weight")}
 

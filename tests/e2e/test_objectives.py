@@ -21,7 +21,7 @@ from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.tokenizers import lower_casing_tokenizer, merging_tokenizer
-from tests.support.training import equal_weights, final_weights, metrics, run_recipe
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe, shared_cache
 
 SMALL = (
     "steps=6",
@@ -35,8 +35,8 @@ SMALL = (
 SHORT_WARMUP = ("warmup.steps=5", "warmup.batch_size=8")
 
 
-def small(root: Path, *overrides: str) -> list[str]:
-    return [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides]
+def small(*overrides: str) -> list[str]:
+    return [*SMALL, shared_cache(), *overrides]
 
 
 def heldout(root: Path, name: str, metric: str) -> list[float]:
@@ -44,7 +44,7 @@ def heldout(root: Path, name: str, metric: str) -> list[float]:
 
 
 def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(tmp_path: Path) -> None:
-    settings = small(tmp_path, "checkpoint_every=2", "minibatches=2")
+    settings = small("checkpoint_every=2", "minibatches=2")
     run_recipe("sft", tmp_path, "whole", settings)
     before, after = heldout(tmp_path, "whole", "loss")
     assert after < before
@@ -60,7 +60,7 @@ def test_a_silence_is_attributed_to_the_current_step_or_evaluation(
 ) -> None:
     titles: list[str] = []
     monkeypatch.setattr(QuietWatch, "heard", lambda self, title: titles.append(title))
-    run_recipe("sft", tmp_path, "run", small(tmp_path, "steps=1"))
+    run_recipe("sft", tmp_path, "run", small("steps=1"))
     assert titles == ["evaluation before", "step 1", "step 2", "evaluation after", "step 2"]
 
 
@@ -68,35 +68,35 @@ def test_a_silence_is_attributed_to_the_current_step_or_evaluation(
 def test_dpo_lowers_the_loss_of_heldout_pairs(tmp_path: Path, loss: str) -> None:
     beta = {"simpo": "2", "ipo": "0.5"}.get(loss, "0.1")
     changes = (*SHORT_WARMUP, f"algorithm.loss={loss}", f"algorithm.beta={beta}", "optimizer.warmup_steps=0")
-    run_recipe("dpo", tmp_path, "pairs", small(tmp_path, *changes))
+    run_recipe("dpo", tmp_path, "pairs", small(*changes))
     before, after = heldout(tmp_path, "pairs", "loss")
     assert after < before
 
 
 def test_dpo_of_an_adapter_takes_its_base_as_the_reference(tmp_path: Path) -> None:
     changes = (*SHORT_WARMUP, "actor.lora.rank=4", "optimizer.lr=1e-2", "optimizer.warmup_steps=0")
-    run_recipe("dpo", tmp_path, "lora", small(tmp_path, *changes))
+    run_recipe("dpo", tmp_path, "lora", small(*changes))
     before, after = heldout(tmp_path, "lora", "loss")
     assert after < before
 
 
 def test_the_folder_of_a_reward_model_is_the_reward_of_another_run(tmp_path: Path) -> None:
-    run_recipe("reward-model", tmp_path, "scores", small(tmp_path, *SHORT_WARMUP, "checkpoint_every=3"), stop_after=3)
-    run_recipe("reward-model", tmp_path, "scores", small(tmp_path, *SHORT_WARMUP, "checkpoint_every=3"), resume=True)
+    run_recipe("reward-model", tmp_path, "scores", small(*SHORT_WARMUP, "checkpoint_every=3"), stop_after=3)
+    run_recipe("reward-model", tmp_path, "scores", small(*SHORT_WARMUP, "checkpoint_every=3"), resume=True)
     before, *_, after = heldout(tmp_path, "scores", "loss")
     assert after < before
     folder = tmp_path / "scores" / "checkpoints" / "step_6"
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
     judged = ["reward.name=model", f"reward.model={folder}", "reward.tag=null", "reward.answer_format=text"]
     steps = ["steps=1", "prompts_per_step=4", "samples_per_prompt=2", "warmup=null", *judged]
-    run_recipe("quickstart", tmp_path, "judged", small(tmp_path, *steps))
+    run_recipe("quickstart", tmp_path, "judged", small(*steps))
     assert "reward/model" in metrics(tmp_path, "judged")[0]
 
 
 @pytest.mark.parametrize("signal", ["advantage", "loss", "top_k"])
 @pytest.mark.parametrize("teacher", ["models", "context"])
 def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: str) -> None:
-    run_recipe("sft", tmp_path, "teacher", small(tmp_path, "steps=30", "optimizer.warmup_steps=0"))
+    run_recipe("sft", tmp_path, "teacher", small("steps=30", "optimizer.warmup_steps=0"))
     folder = tmp_path / "teacher" / "checkpoints" / "step_30"
     several = [] if signal == "top_k" else [f"reference.ensemble=[{folder}]"]
     teachers = {
@@ -105,7 +105,7 @@ def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: 
     }
     changes = [*teachers[teacher], "steps=8", "warmup=null", f"algorithm.signal={signal}", "sampling.max_new_tokens=8"]
     sizes = ["optimizer.lr=3e-3", "optimizer.warmup_steps=0", "reward=null", "schedule=one-step-off"]
-    run_recipe("distill", tmp_path, "student", small(tmp_path, *changes, *sizes))
+    run_recipe("distill", tmp_path, "student", small(*changes, *sizes))
     found = [line["actor/teacher_kl"] for line in metrics(tmp_path, "student")]
     if teacher == "models":
         assert sum(found[-2:]) < sum(found[:2])
@@ -117,7 +117,7 @@ def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: 
 
 @pytest.mark.parametrize("name", ["dpo", "reward-model", "distill"])
 def test_each_objective_resumes_exactly_and_has_a_ledger_and_a_report(tmp_path: Path, name: str) -> None:
-    settings = small(tmp_path, "steps=4", "checkpoint_every=2", "warmup=null", "cluster.threads_per_worker=1")
+    settings = small("steps=4", "checkpoint_every=2", "warmup=null", "cluster.threads_per_worker=1")
     if name == "distill":  # the teacher is the policy that reads the answer
         settings += ["reference.model=null", "reference.context='{answer}'", "reward=null", "sampling.max_new_tokens=8"]
     run_recipe(name, tmp_path, "whole", settings)
@@ -148,12 +148,12 @@ def save_teacher(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:
 
 def test_a_student_approaches_a_teacher_with_another_tokenizer(tmp_path: Path) -> None:
     other = save_teacher(tmp_path / "other", merging_tokenizer())
-    run_recipe("sft", tmp_path, "teacher", small(tmp_path, f"model={other}", "steps=30", "optimizer.warmup_steps=0"))
+    run_recipe("sft", tmp_path, "teacher", small(f"model={other}", "steps=30", "optimizer.warmup_steps=0"))
     folder = tmp_path / "teacher" / "checkpoints" / "step_30"
     signal = "algorithm.signal=advantage"  # the teacher's most probable tokens are of another vocabulary
     changes = [f"reference.model={folder}", "reference.align=text", signal, "steps=30", "warmup=null", "reward=null"]
     sizes = ["sampling.max_new_tokens=8", "optimizer.lr=3e-3", "optimizer.warmup_steps=0", "schedule=one-step-off"]
-    run_recipe("distill", tmp_path, "student", small(tmp_path, *changes, *sizes))
+    run_recipe("distill", tmp_path, "student", small(*changes, *sizes))
     found = [line["actor/teacher_kl"] for line in metrics(tmp_path, "student")]
     assert sum(found[-5:]) < sum(found[:5])
 
@@ -162,7 +162,7 @@ def test_a_teacher_without_a_common_text_is_refused(tmp_path: Path) -> None:
     def refusal(*changes: str) -> str:
         with pytest.raises(UserError) as caught:
             settings = ["warmup=null", "reward=null", "algorithm.signal=advantage", *changes]
-            check_recipe(load_recipe("distill", small(tmp_path, *settings)))
+            check_recipe(load_recipe("distill", small(*settings)))
         return str(caught.value)
 
     lossy = f"reference.model={save_teacher(tmp_path / 'lossy', lower_casing_tokenizer())}"

@@ -11,7 +11,7 @@ from interlace.engines.rollout.config import AUTO_TOKENS
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.recipe.load import load_recipe
-from tests.support.training import SMALL
+from tests.support.training import SMALL, shared_cache
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def profile(*arguments: str) -> "tuple[int, str, str]":
 
 
 def measured(tmp_path: Path, *overrides: str) -> Profile:
-    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", "rollout.max_running=16", *overrides]
+    settings = [*SMALL, shared_cache(), "rollout.max_running=16", *overrides]
     code, out, err = profile("quickstart", *settings, "--budget", "1", "--out", "measured.json", "--json")
     assert code == 0, err
     found = Profile.parse(json.loads(out))
@@ -80,6 +80,7 @@ def test_the_most_probable_tokens_of_a_teacher_are_measured(tmp_path: Path) -> N
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
 def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
     check(measured(tmp_path, "cluster=ray"))
 

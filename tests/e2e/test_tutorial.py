@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from interlace.cli.main import app
 from interlace.models.tiny import build_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -47,10 +49,13 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_recipe_trains(folder: Path) -> None:
+def test_the_recipe_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["model.path=model", "steps=2", "checkpoint_every=1", "sampling.max_new_tokens=8"]
     settings += ["cluster.devices=cpu:2", "rollout.max_running=8", "rollout.max_tokens=4096"]
-    run(folder, "-c", "from interlace.cli.main import app; app()", "train", "mine.yaml", *settings)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    done = CliRunner().invoke(app, ["train", "mine.yaml", *settings])
+    assert done.exit_code == 0, done.output
     steps = [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 2 and all({"reward/right", "reward/brief"} <= set(step) for step in steps), steps[0]
     lines = [line for file in (folder / "runs/mine/samples").iterdir() for line in file.read_text().splitlines()]
@@ -58,10 +63,14 @@ def test_the_recipe_trains(folder: Path) -> None:
     assert len({json.loads(line)["prompt"] for line in lines}) == 4, "the other two, chats, are held out"
 
 
-def test_the_call_from_python_trains(folder: Path) -> None:
+def test_the_call_from_python_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
     code = block("python", "import interlace").replace(MODEL, "model").replace("steps=50", "steps=2")
     code = code.replace("200}", '8}, cluster={"devices": "cpu:2"}, rollout={"max_running": 8, "max_tokens": 4096}')
-    assert "step_2" in run(folder, "-c", code)
+    exec(code, {"__name__": "script"})
+    assert "step_2" in capsys.readouterr().out
 
 
 def test_the_reward_is_what_the_text_says(folder: Path) -> None:

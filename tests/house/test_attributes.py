@@ -2,16 +2,13 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-import interlace
-
-PACKAGE = Path(interlace.__file__).parent
+from tests.house.source import PACKAGE, package_files, tree
 
 
-def valueless(tree: ast.AST) -> Iterator[str]:
+def valueless(module: ast.Module) -> Iterator[str]:
     """Yields the attributes that a constructor only announces. A torch module's buffers are set by torch."""
-    for owner in ast.walk(tree):
+    for owner in ast.walk(module):
         if not isinstance(owner, ast.ClassDef) or any("Module" in ast.unparse(base) for base in owner.bases):
             continue
         makers = [part for part in owner.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
@@ -21,9 +18,5 @@ def valueless(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_attribute_waits_for_its_value() -> None:
-    found = {
-        str(path.relative_to(PACKAGE)): names
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if (names := [*valueless(ast.parse(path.read_text(encoding="utf-8")))])
-    }
+    found = {str(path.relative_to(PACKAGE)): names for path in package_files() if (names := [*valueless(tree(path))])}
     assert not found, f"give each a value where the object is made: {found}"

@@ -237,6 +237,7 @@ def rank_pair(num_ranks: int = 2) -> Iterator[RankPair]:
                 worker_class=EngineWorker,
                 devices=tuple(devices),
                 num_ranks=num_ranks,
+                preload=(__name__,),
             )
             return cluster, await cluster.launch(spec)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interlace.run.session import TrainReport
-from tests.support.training import metrics, run_recipe
+from tests.support.training import metrics, run_recipe, shared_cache
 
 SMALL = (
     "steps=3",
@@ -42,7 +42,7 @@ DOT = (
 
 
 def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> TrainReport:
-    settings = [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides]
+    settings = [*SMALL, shared_cache(), *overrides]
     return run_recipe("robot-cartpole", root, name, settings, **kwargs)
 
 

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -50,6 +52,16 @@ TIMED = (
 )
 
 
+@cache
+def _shared_folder() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="interlace-cache-")
+
+
+def shared_cache() -> str:
+    """Returns the setting of a cache that all tests of this process share, so that each warm-up runs once."""
+    return f"model.cache_dir={_shared_folder().name}"
+
+
 class StopAfter(StopSignal):
     """Requests a stop once this many steps are logged."""
 
@@ -72,7 +84,7 @@ def run(
     stop_after: int | None = None,
     progress: ProgressView | None = None,
 ) -> TrainReport:
-    settings = [*base, f"model.cache_dir={root / 'cache'}", *overrides]
+    settings = [*base, shared_cache(), *overrides]
     return run_recipe("quickstart", root, name, settings, resume=resume, stop_after=stop_after, progress=progress)
 
 
@@ -99,7 +111,7 @@ def killed_command(root: Path, overrides: Sequence[str], *, limit_s: float) -> I
 
     Yields its process. limit_s: time limit of the training, in seconds.
     """
-    given = [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides, "steps=400"]
+    given = [*SMALL, shared_cache(), *overrides, "steps=400"]
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
     with (root / "run.log").open("wb") as log:
         process = subprocess.Popen(

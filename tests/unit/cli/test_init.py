@@ -1,35 +1,34 @@
 """`interlace init` writes a project that trains as it is, and refuses to write over anything."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from interlace.cli.init import write_project
+from interlace.cli.main import app
 from interlace.core.errors import UserError
 
-ROOT = Path(__file__).parents[3]
-CLI = "from interlace.cli.main import app; app()"
 
-
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+def call(*command: str) -> str:
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
-def test_the_project_trains_and_its_reward_can_be_tried(tmp_path: Path) -> None:
-    assert "interlace train recipe.yaml" in run(tmp_path, "-c", CLI, "init", "digits")
+def test_the_project_trains_and_its_reward_can_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "interlace train recipe.yaml" in call("init", "digits")
     folder = tmp_path / "digits"
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     assert "digits" in (folder / "README.md").read_text() and "{{" not in (folder / "README.md").read_text()
-    assert "'9': {'right': 1.0" in run(folder, "my_reward.py")
-    run(folder, "-c", CLI, "train", "recipe.yaml", "steps=2", "warmup.steps=4", "eval_every=0", "cluster.devices=cpu:2")
+    tried = subprocess.run([sys.executable, "my_reward.py"], capture_output=True, text=True, check=True)
+    assert "'9': {'right': 1.0" in tried.stdout
+    call("train", "recipe.yaml", "steps=2", "warmup.steps=4", "eval_every=0", "cluster.devices=cpu:2")
     rows = [json.loads(line) for line in (folder / "runs/recipe/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all({"reward/right", "reward/brief"} <= set(row) for row in rows)
 

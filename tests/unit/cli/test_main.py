@@ -154,5 +154,5 @@ def test_a_word_that_has_no_meaning_here_is_refused_with_the_nearest() -> None:
     ],
 )
 def test_another_systems_word_is_no_setting(setting: str, instead: str) -> None:
-    done = python("from interlace.cli.main import app; app()", "train", "quickstart", setting)
-    assert done.returncode == 2 and instead in done.stderr
+    done = CliRunner().invoke(app, ["train", "quickstart", setting])
+    assert done.exit_code == 2 and instead in done.stderr

@@ -82,7 +82,12 @@ def pair() -> Iterator[Pair]:
         async def launch() -> tuple[LocalCluster, object]:
             cluster = LocalCluster(devices, Schedule(), hang_after_s=300)
             spec = WorkerSpec(
-                name="rollout", factory=RankWorker, worker_class=RankWorker, devices=tuple(devices), num_ranks=2
+                name="rollout",
+                factory=RankWorker,
+                worker_class=RankWorker,
+                devices=tuple(devices),
+                num_ranks=2,
+                preload=("tests.support.rank_pair",),
             )
             return cluster, await cluster.launch(spec)
 

@@ -24,7 +24,7 @@ from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
 from tests.unit.forecast.profile.test_profile_steps import PROFILE
 
-RECIPE = load_recipe("quickstart", ["cluster.devices=cpu:2", "prompts_per_step=8", "samples_per_prompt=4"])
+RECIPE = load_recipe("quickstart", ["cluster.devices=cpu:2", "prompts_per_step=4", "samples_per_prompt=4"])
 
 
 def steps_of(recipe: Recipe, times: StepTimes) -> MeasuredSteps:
