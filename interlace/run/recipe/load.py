@@ -31,7 +31,7 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     """Loads the recipe of a name or path, and applies the overrides in order. Raises UserError for invalid settings."""
     data = read_settings(spec)
     for override in overrides:
-        _apply(data, override)
+        apply_override(data, override)
     adapt_to_rows(data, [override_key(override) for override in overrides])
     check_unmasked(data)
     try:
@@ -73,10 +73,11 @@ def override_key(override: str) -> str:
     return key
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str) -> None:
     """Sets one dotted key. Missing sections on the path are created; short forms are expanded.
 
-    A mapping for a section changes the keys that it has, unless it names another algorithm, schedule, reward ...
+    A mapping for a section changes the keys that it has, unless it names another algorithm, schedule, reward ... Raises
+    UserError for text that is no override.
     """
     key = override_key(override)
     value = _parse_value(override)
