@@ -186,13 +186,13 @@ class ControlLoop:
             self._pending = None
             return action
         self._end_intervention(report)
-        action = self._take_action(tick, observation, end_s, report)
+        found = self._take_action(tick, observation, end_s, report)
         is_late = time.perf_counter() - self._last_chunk_s > self._watchdog_s
-        if action is None or is_late:
+        if found is None or is_late:
             report.idle_ticks += 1
             self._start += 1
             return self._limiter.safe_action()
-        return self._limiter.limit(action)
+        return self._limiter.limit(found)
 
     def _take_action(
         self, tick: int, observation: Observation, end_s: float, report: ControlReport
