@@ -27,7 +27,7 @@ from interlace.run.clusters.base import run_on
 from interlace.run.host import policy_actions_of, sampling_of
 from interlace.run.launch_services import launch_engines
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.load import apply_override
+from interlace.run.recipe.load import read_overrides
 from interlace.run.serve import ServeOptions, Serving, start_pool
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
@@ -50,10 +50,7 @@ class PolicyOptions(ServeOptions):
 
 def split_policy_settings(overrides: Sequence[str]) -> tuple[ServingSettings, list[str]]:
     """Splits the settings `policy.KEY=VALUE` of a server from the recipe's. Raises UserError for wrong ones."""
-    data: dict[str, object] = {}
-    for each in overrides:
-        if each.startswith(PREFIX):
-            apply_override(data, each.removeprefix(PREFIX))
+    data = read_overrides([each.removeprefix(PREFIX) for each in overrides if each.startswith(PREFIX)])
     return ServingSettings.parse(data, where="policy"), [each for each in overrides if not each.startswith(PREFIX)]
 
 
@@ -173,5 +170,5 @@ def make_blank_request(schema: PolicySchema) -> ActRequest:
         name: np.zeros([64 if size < 0 else size for size in field.shape], field.dtype)
         for name, field in schema.observation.items()
     }
-    prompt = schema.instructions[0] if schema.instructions else "reach the goal"
+    prompt = schema.known_instructions[0] if schema.known_instructions else "reach the goal"
     return ActRequest(observation=arrays, prompt=prompt, prefix=np.zeros((0, schema.size), np.float32), seed=0)

@@ -1,4 +1,4 @@
-"""Batches of concurrent requests, computed on one thread."""
+"""RequestBatches of concurrent requests, computed on one thread."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
-class Batches(Generic[Asked, Answer]):
+class RequestBatches(Generic[Asked, Answer]):
     """Computes all requests that wait at one time in one call. Used within one event loop."""
 
     def __init__(self, compute: Callable[[Sequence[Asked]], Sequence[Answer]], *, most: int) -> None:
@@ -18,8 +18,6 @@ class Batches(Generic[Asked, Answer]):
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
         self._task: asyncio.Task[None] | None = None
-        self.largest = 0
-        """Requests of the largest call so far."""
 
     async def ask(self, request: Asked) -> Answer:
         """Returns the answer to a request. Raises the error of its call."""
@@ -39,15 +37,16 @@ class Batches(Generic[Asked, Answer]):
             batch = [(request, future) for request, future in batch if not future.done()]  # the others have gone
             if not batch:
                 continue
-            self.largest = max(self.largest, len(batch))
-            requests = [request for request, _ in batch]
-            try:
-                answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, requests)
-            except Exception as error:  # noqa: BLE001 - each robot gets it, and the server continues
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), answer in zip(batch, answers, strict=True):
+            await self._run_batch([request for request, _ in batch], [future for _, future in batch])
+
+    async def _run_batch(self, requests: Sequence[Asked], futures: Sequence["asyncio.Future[Answer]"]) -> None:
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, requests)
+        except Exception as error:  # noqa: BLE001 - each robot gets it, and the server continues
+            for future in futures:
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_exception(error)
+            return
+        for future, answer in zip(futures, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)

@@ -39,7 +39,7 @@ class ConnectionLostError(InterlaceError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Chunk:
+class ActionChunk:
     """Answer of the server. K = actions of a chunk, A = numbers of an action."""
 
     actions: FloatArray
@@ -85,7 +85,7 @@ class PolicyClient:
         delay: int = 0,
         seed: int | None = None,
         last_action: FloatArray | None = None,
-    ) -> Chunk:
+    ) -> ActionChunk:
         """Returns the chunk of an observation; see begin(). Raises RequestError with the server's reason."""
         future = self.begin(observation, prompt, prefix=prefix, delay=delay, seed=seed, last_action=last_action)
         return future.result()
@@ -99,7 +99,7 @@ class PolicyClient:
         delay: int = 0,
         seed: int | None = None,
         last_action: FloatArray | None = None,
-    ) -> "Future[Chunk]":
+    ) -> "Future[ActionChunk]":
         """Requests a chunk and returns at once. Arrays that the policy does not read are not sent.
 
         prompt: instruction; None if the policy knows only one. prefix: [n, A] actions of the current chunk that are not
@@ -157,17 +157,21 @@ class PolicyClient:
             raise UserError(f"the policy server {self._url} cannot be reached: {first_line(error)}") from None
 
     async def _disconnect(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         if self._socket is not None:
             await self._socket.close()
         if self._session is not None:
             await self._session.close()
 
-    async def _request_chunk(self, message: Message) -> Chunk:
+    async def _request_chunk(self, message: Message) -> ActionChunk:
         began_s = self._loop.time()
         answer = await self._request(message)
         timing = answer.get("server_timing")
         spent_ms = timing.get("infer_ms") if isinstance(timing, Mapping) else None
-        return Chunk(
+        return ActionChunk(
             actions=np.array(answer["actions"], np.float32),
             num_limited=int(np.asarray(answer.get("limited", 0))),
             latency_s=self._loop.time() - began_s,

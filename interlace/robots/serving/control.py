@@ -18,7 +18,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.robots.envs.spec import stack_observations
-from interlace.robots.serving.client import Chunk, PolicyClient
+from interlace.robots.serving.client import ActionChunk, PolicyClient
 from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLimits
 from interlace.robots.serving.schema import Intervention
 from interlace.rollouts.envs.spec import Observation
@@ -109,7 +109,7 @@ class ControlLoop:
         *,
         human: Callable[[Observation], FloatArray | None] | None = None,
     ) -> None:
-        """human: returns the action of a human who has taken over, or None; called at each tick. Raises UserError for
+        """human: returns a human's action, or None while the policy acts; called at each tick. Raises UserError for
         settings that do not fit the policy.
         """
         schema = client.schema
@@ -121,7 +121,7 @@ class ControlLoop:
             raise UserError(f"executed={self._executed} actions, and a chunk of the policy has {schema.chunk}.")
         self._limiter = ActionLimiter(settings.limits, schema.size)
         self._current: _Current | None = None
-        self._pending: Future[Chunk] | None = None
+        self._pending: Future[ActionChunk] | None = None
         self._start = 0
         """Tick of the first action of the pending chunk: of its request, plus the idle ticks since."""
         self._asked_at = 0
@@ -131,15 +131,15 @@ class ControlLoop:
         chunk_s = schema.chunk * self._tick_s
         self._watchdog_s, self._last_chunk_s = settings.limits.watchdog_s or chunk_s + 1, 0.0
         self._shown: list[tuple[Observation, FloatArray]] = []
-        """Observations and actions of the human who has taken over."""
+        """Observations and actions of the current intervention."""
         self._ticks: list[Tick] = []
         """Results of these actions."""
         self._interventions: list[Intervention] = []
         """Interventions of the episode."""
-        if human and settings.prompt is None and len(schema.instructions) != 1:
+        if human and settings.prompt is None and len(schema.known_instructions) != 1:
             raise UserError(
                 "interventions are recorded with an instruction, and the policy knows "
-                f"{list(schema.instructions)}. Set prompt."
+                f"{list(schema.known_instructions)}. Set prompt."
             )
 
     def run(self, max_ticks: int) -> ControlReport:
@@ -239,7 +239,7 @@ class ControlLoop:
         return self._current.actions[max(0, tick - self._current.start) :]
 
     def _end_intervention(self, report: ControlReport) -> None:
-        """Keeps the actions of the human who has ended an intervention."""
+        """Ends an intervention, and keeps its actions."""
         shown, ticks, self._shown, self._ticks = self._shown, self._ticks, [], []
         if not shown:
             return
@@ -253,7 +253,7 @@ class ControlLoop:
             Intervention(
                 observations=stack_observations([observation for observation, _ in shown]),
                 actions=np.stack([action for _, action in shown]),
-                prompt=self._settings.prompt or self._client.schema.instructions[0],
+                prompt=self._settings.prompt or self._client.schema.known_instructions[0],
                 rewards=np.asarray(measured, np.float32) if is_measured else None,
                 terminated=ends & last.terminated if is_measured else None,
                 success=last.success,

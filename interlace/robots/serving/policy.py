@@ -70,7 +70,7 @@ def describe_turns(
         num_choices=spec.action.num_choices,
         control_hz=about.control_hz,
         executed=actions.chunk,
-        instructions=tuple(instructions),
+        known_instructions=tuple(instructions),
         prefix_rule=_find_rule(actions),
     )
 

@@ -44,5 +44,5 @@ def make_guide(prefix: FloatArray, delay: int, shape: tuple[int, int]) -> Guide:
 
 
 def commit_prefix(actions: FloatArray, prefix: FloatArray, delay: int) -> FloatArray:
-    """Returns a chunk [K, A] whose first `delay` actions are those of the prefix."""
+    """Returns a chunk [K, A] whose first `delay` actions are the prefix's."""
     return np.concatenate([prefix[:delay], actions[delay:]]) if delay else actions

@@ -16,7 +16,7 @@ from interlace.core.guide import Guide
 from interlace.core.types import FloatArray
 from interlace.robots.models.flow_vla import FlowVLAPolicy, Sensed, load_flow_vla
 from interlace.robots.models.lerobot_folder import CONFIG, KINDS, STATE
-from interlace.robots.serving.batching import Batches
+from interlace.robots.serving.batching import RequestBatches
 from interlace.robots.serving.policy import PICTURE_UNITS, Describe
 from interlace.robots.serving.prefix import commit_prefix, make_guide
 from interlace.robots.serving.schema import ANY, ActRequest, ArrayField, PolicySchema
@@ -58,7 +58,7 @@ class PublishedPolicy:
         tokenizer = _load_tokenizer(path)
         self._policy = FlowVLAPolicy(load_flow_vla(path), tokenizer)
         self._samples = samples
-        self._batches: Batches[ActRequest, FloatArray] = Batches(self._compute, most=LARGEST_BATCH)
+        self._batches: RequestBatches[ActRequest, FloatArray] = RequestBatches(self._compute, most=LARGEST_BATCH)
         folder = self._policy.folder
         [state_size] = folder.settings["input_features"][STATE]["shape"]
         units = "as in the policy's data set"
@@ -74,7 +74,7 @@ class PublishedPolicy:
             actions=ArrayField(shape=(folder.schedule.chunk, folder.schedule.size), dtype="float32", units=units),
             control_hz=about.control_hz,
             executed=min(folder.executed, folder.schedule.chunk),
-            instructions=tuple(instructions),
+            known_instructions=tuple(instructions),
             prefix_rule="guided",
         )
 

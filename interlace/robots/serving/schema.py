@@ -56,11 +56,11 @@ class PolicySchema(Config):
     """Actions per second for which the policy is meant."""
     executed: int = Field(ge=1)
     """Number of actions of a chunk that stop-and-wait executes before the next request."""
-    instructions: tuple[str, ...] = ()
+    known_instructions: tuple[str, ...] = ()
     """Instructions that the policy was trained on. A request may have another one as `prompt`."""
     prefix_rule: PrefixRule
     """Effect of a request's `prefix`; see interlace/robots/serving/prefix.py."""
-    limits: SafetyLimits | None = None
+    applied_limits: SafetyLimits | None = None
     """Limits that the server applies; None for the bounds of the actions alone."""
     records_interventions: bool = False
     """True if the server takes requests of kind `intervention`."""
@@ -228,10 +228,10 @@ def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 def _read_prompt(message: Message, schema: PolicySchema) -> str:
     given = message.get(PROMPT)
-    if given is None and len(schema.instructions) == 1:
-        return schema.instructions[0]
+    if given is None and len(schema.known_instructions) == 1:
+        return schema.known_instructions[0]
     if given is None:
-        known = f": {', '.join(map(repr, schema.instructions))}" if schema.instructions else ""
+        known = f": {', '.join(map(repr, schema.known_instructions))}" if schema.known_instructions else ""
         raise RequestError(f"the request has no prompt, and the policy knows several instructions{known}.")
     if not isinstance(given, str) or not given.strip() or len(given) > LONGEST_PROMPT:
         raise RequestError(f"prompt must be a text of 1 to {LONGEST_PROMPT} characters.")

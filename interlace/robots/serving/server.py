@@ -1,6 +1,6 @@
 """Server of a policy over WebSocket: it sends the schema, then answers each request with a chunk of actions.
 
-Its messages are those of openpi's policy server, so that openpi's client works unchanged. An error is a text message,
+It has the messages of openpi's policy server, so that openpi's client works unchanged. An error is a text message,
 after which the connection stays open.
 """
 
@@ -85,7 +85,7 @@ class PolicyServer:
         if limits is not None:
             limits.check_size(schema.size)
         self.schema: PolicySchema = schema.model_copy(
-            update={"limits": limits, "records_interventions": recorder is not None}
+            update={"applied_limits": limits, "records_interventions": recorder is not None}
         )
         self._policy, self._recorder = policy, recorder
         self._limits = limits or SafetyLimits(low=schema.low, high=schema.high)

@@ -92,7 +92,7 @@ class RobotProcess:
 
 
 def expert_after(robot: SimulatedRobot, ticks: range) -> Callable[[Observation], FloatArray | None]:
-    """Returns a scripted human, who takes over during some ticks and acts as the simulator's expert."""
+    """Returns a scripted human: takes over during some ticks, and acts as the simulator's expert."""
     count = itertools.count()
 
     def act(observation: Observation) -> FloatArray | None:

@@ -31,13 +31,21 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     """Loads the recipe of a name or path, and applies the overrides in order. Raises UserError for invalid settings."""
     data = read_settings(spec)
     for override in overrides:
-        apply_override(data, override)
+        _apply(data, override)
     adapt_to_rows(data, [override_key(override) for override in overrides])
     check_unmasked(data)
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise UserError(explain(Recipe, error, f"recipe {spec}")) from None
+
+
+def read_overrides(overrides: Sequence[str]) -> Mapping[str, object]:
+    """Returns the settings of overrides alone, as nested mappings. Raises UserError for text that is no override."""
+    data: dict[str, Any] = {}
+    for override in overrides:
+        _apply(data, override)
+    return data
 
 
 def read_settings(spec: str) -> dict[str, JSON]:
@@ -73,7 +81,7 @@ def override_key(override: str) -> str:
     return key
 
 
-def apply_override(data: dict[str, Any], override: str) -> None:
+def _apply(data: dict[str, Any], override: str) -> None:
     """Sets one dotted key. Missing sections on the path are created; short forms are expanded.
 
     A mapping for a section changes the keys that it has, unless it names another algorithm, schedule, reward ... Raises

@@ -8,7 +8,7 @@ from interlace.robots.serving.schema import ArrayField, PolicySchema, read_act, 
 from interlace.robots.serving.wire import Message, RequestError, pack, unpack
 
 SCHEMA = PolicySchema(
-    policy="tiny", control_hz=10, executed=4, prefix_rule="forced", instructions=("push the puck",),
+    policy="tiny", control_hz=10, executed=4, prefix_rule="forced", known_instructions=("push the puck",),
     observation={
         "state": ArrayField(shape=(3,), dtype="float32"), "image": ArrayField(shape=(-1, -1, 3), dtype="uint8"),
     },

@@ -94,7 +94,7 @@ def test_the_schema_is_published(server: interlace.Server, client: PolicyClient)
         "state": {"shape": [2], "dtype": "float32", "units": "as in tests.support.dot_simulator:Dot"}
     }
     assert (client.schema.chunk, client.schema.size, client.schema.control_hz) == (CHUNK, 1, 20)
-    assert (client.schema.low, client.schema.instructions) == ((-1,), ("push the puck down",))
+    assert (client.schema.low, client.schema.known_instructions) == ((-1,), ("push the puck down",))
     client.act(dot_observation())
     assert 0 < get(server, "/stats", server.api_key)["latency_p99_s"] < 5  # type: ignore[operator]
     with pytest.raises(urllib.error.HTTPError, match="401"):
