@@ -36,6 +36,7 @@ from interlace.engines.rollout.config import EngineConfig
 from interlace.forecast.plan import PlanSettings
 from interlace.robots import envs
 from interlace.robots.envs.base import Simulator
+from interlace.robots.serving.settings import ServingSettings
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.metric_names import METRICS
@@ -72,6 +73,8 @@ def settings_page() -> str:
             parts.append(f"## `{name}`\n\n{summary(config)}\n\n{settings_table(config, name + '.')}")
             parts.extend(CHOICES[name]() if name in CHOICES else ())
     parts.append(f"## `plan`\n\nSettings of `interlace plan`.\n\n{settings_table(PlanSettings, 'plan.')}")
+    shown = settings_table(ServingSettings, "policy.")
+    parts.append(f"## `policy`\n\nSettings of `interlace serve RUN --policy`.\n\n{shown}")
     return "\n\n".join(parts) + "\n"
 
 

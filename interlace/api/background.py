@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -10,17 +11,21 @@ from interlace.core.errors import InterlaceError
 from interlace.run.recipe.config import Recipe
 from interlace.run.serve import ServeOptions, Serving
 from interlace.run.serve import serve as serve_model
+from interlace.run.serve_policy import PolicyOptions, serve_policy
 
 
 class Server:
     """A server in a thread of this program. It ends with `stop`, with its `with` block, or with the program."""
 
-    def __init__(self, recipe: Recipe, options: ServeOptions) -> None:
-        """Starts the server and returns when it listens. Raises the error that it could not start by."""
+    def __init__(self, source: Recipe | Path, options: ServeOptions) -> None:
+        """Starts the server and returns when it listens. Raises the error that it could not start by.
+
+        source: recipe with the model to serve; with PolicyOptions, also the folder of a published policy.
+        """
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: queue.SimpleQueue[Serving | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve_model, args=(recipe, options), name="server", daemon=True)
+        self._thread = threading.Thread(target=self._serve_model, args=(source, options), name="server", daemon=True)
         self._thread.start()
         found = self._started.get()
         if isinstance(found, BaseException):
@@ -33,9 +38,12 @@ class Server:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _serve_model(self, recipe: Recipe, options: ServeOptions) -> None:
+    def _serve_model(self, source: Recipe | Path, options: ServeOptions) -> None:
         try:
-            serve_model(recipe, options, on_ready=self._on_ready, stop=self._stop)
+            if isinstance(options, PolicyOptions):
+                serve_policy(source, options, on_ready=self._on_ready, stop=self._stop)
+            elif isinstance(source, Recipe):
+                serve_model(source, options, on_ready=self._on_ready, stop=self._stop)
             self._started.put(InterlaceError("the server ended before it listened."))
         except BaseException as error:  # noqa: BLE001 - the constructor raises it again
             self._started.put(error)

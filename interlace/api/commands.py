@@ -273,18 +273,26 @@ def serve(
     port: int = 8000,
     api_key: str | None = None,
     admin_key: str | None = None,
+    policy: bool = False,
 ) -> "Server":
     """Serves a model or a run over HTTP in the background, and returns once it listens. Port 0 takes a free one.
 
-    checkpoint: of a run, as for evaluate().
+    checkpoint: of a run, as for evaluate(). policy: serves a robot's policy over WebSocket, with settings
+    `policy.KEY=VALUE` among the overrides.
     """
     from interlace.api.background import Server
     from interlace.cli.serve import check_access, make_served_recipe
+    from interlace.cli.serve_policy import make_served_policy
     from interlace.run.serve import ServeOptions
+    from interlace.run.serve_policy import PolicyOptions, split_policy_settings
 
     check_access(port, api_key, admin_key)
     hush_libraries()
     spec, chosen = _find_checkpoint(model_or_run, checkpoint)
+    if policy:
+        settings, others = split_policy_settings(overrides)
+        options = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings)
+        return Server(make_served_policy(spec, others, chosen), options)
     recipe = make_served_recipe(spec, list(overrides), chosen)
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
 

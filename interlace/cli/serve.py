@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
 from interlace.cli.preflight import hush_libraries
+from interlace.cli.serve_policy import NEVER_S, announce_policy, make_served_policy
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import find_run
 
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from interlace.run.serve import Serving
 
 MAX_PORT = 65535
-_NEVER_S = 1e12
-"""Hang limit of the server, in seconds, effectively infinite: a server without clients does not hang."""
 
 
 def serve(
@@ -41,20 +41,35 @@ def serve(
         str | None,
         typer.Option(help="Key of the control verbs. Default: one is drawn.", envvar="INTERLACE_ADMIN_KEY"),
     ] = None,
+    policy: Annotated[
+        bool, typer.Option("--policy", help="Serve a robot's policy over WebSocket; settings: policy.KEY=VALUE.")
+    ] = False,
 ) -> None:
-    """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
+    """Serve a model over HTTP (chat completions, completions, responses, messages, token ids), or a robot's policy."""
     hush_libraries()
     check_access(port, api_key, admin_key)
+    if policy:
+        from interlace.run.serve_policy import PolicyOptions, serve_policy, split_policy_settings
+
+        settings, others = split_policy_settings(overrides or [])
+        source = make_served_policy(model_or_run, others, checkpoint)
+        made = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings)
+        _run_until_stopped(partial(serve_policy, source, made, on_ready=announce_policy))
+        return
     recipe = make_served_recipe(model_or_run, overrides or [], checkpoint)
     from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
     from interlace.run.serve import serve as serve_model
 
-    stop = asyncio.Event()
+    options = ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key)
+    _run_until_stopped(partial(serve_model, recipe, options, on_ready=_announce_address))
+
+
+def _run_until_stopped(run_server: Callable[..., None]) -> None:
+    """Runs a server until SIGINT or SIGTERM. run_server: takes the event `stop`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs of scripts
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    options = ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key)
     try:
-        serve_model(recipe, options, on_ready=_announce_address, stop=stop)
+        run_server(stop=asyncio.Event())
     except KeyboardInterrupt:
         Console().print("stopped")
 
@@ -98,5 +113,5 @@ def make_served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: 
         )
         settings = load_recipe("quickstart", [*whole, *overrides])
         model = settings.model
-    cluster = settings.cluster.model_copy(update={"hang_after_s": _NEVER_S})
+    cluster = settings.cluster.model_copy(update={"hang_after_s": NEVER_S})
     return settings.model_copy(update={"model": model, "cluster": cluster})

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.causes import Cause
+from interlace.core.guide import Guide
 from interlace.core.payload import StoredColumn, StoredSegments, TextField, in_memory
 from interlace.core.runs import Runs
 from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE  # noqa: PLC0414 - passed on
@@ -115,6 +116,8 @@ class Request:
     query_ids: Sequence[int] = ()
     """[L] placeholder tokens after the prompt, for parallel decoding: one forward pass draws all response tokens, each
     from the output at its placeholder. If empty, tokens are drawn autoregressively."""
+    guide: Guide | None = None
+    """Known part of the answer of a flow-matching head; None if nothing is known."""
     may_stay: bool = False
     """True if the tokens and the text of the response may stay on the engine's machine: see core/payload.py."""
     generated_ids: Sequence[int] = ()

@@ -16,12 +16,17 @@ import torch
 
 from interlace.core.errors import InterlaceError
 from interlace.models.config import FLOW, GAUSSIAN, SQUASHED
+from interlace.models.flow import read_schedule
+from interlace.models.flow_guidance import guide_velocity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from interlace.core.guide import Guide
     from interlace.core.types import FloatArray
     from interlace.models.flow_head import FlowOutputs
 
@@ -143,9 +148,15 @@ class FlowHead:
 
     takes_answers = True
 
-    def __init__(self, layer: FlowOutputs) -> None:
-        """layer: the model's output layer, which contains the velocity network."""
-        self._layer, self._schedule = layer, layer.schedule
+    def __init__(self, layer: FlowOutputs, guides: Sequence[Guide | None] = ()) -> None:
+        """layer: the model's output layer, which contains the velocity network. guides: of each chunk to draw, or
+        empty.
+        """
+        self._layer, self._schedule, self._guides = layer, layer.schedule, guides
+
+    def guided(self, guides: Sequence[Guide | None]) -> FlowHead:
+        """Returns the head that draws as many chunks as there are guides, each with its known part."""
+        return FlowHead(self._layer, guides)
 
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
@@ -158,7 +169,7 @@ class FlowHead:
         numbers, parameters = [], []
         for first in range(0, len(conditions), BLOCK):
             block = [_pad_block(rows[first : first + BLOCK]) for rows in (conditions, noise, heat)]
-            drawn, of_each = self._draw_block(*block)
+            drawn, of_each = self._draw_block(*block, self._guides[first : first + BLOCK])
             count = min(BLOCK, len(conditions) - first)
             numbers.append(drawn[:count])
             parameters.append(of_each[:count])
@@ -177,18 +188,30 @@ class FlowHead:
         is_step = is_real * (places >= self._schedule.state_size)
         return logprobs, (log_std + HALF_LOG_TAU + 0.5) * is_step
 
-    def _draw_block(self, conditions: Tensor, noise: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw_block(
+        self, conditions: Tensor, noise: Tensor, heat: Tensor, guides: Sequence[Guide | None]
+    ) -> tuple[Tensor, Tensor]:
         """Draws the chains [B, N + 1, K P] of B chunks, with mean and log standard deviation [B, N + 1, K P, 2]."""
         heat = heat[:, None]
         states = [noise[:, 0] * heat]
         parameters = [torch.zeros(*states[0].shape, 2, device=states[0].device)]
         for step in range(self._schedule.config.steps):
             velocity, mean, log_std = self._layer.step(conditions, states[-1], step)
+            if guides:
+                velocity = self._guide_velocity(conditions, states[-1], step, guides)
+                mean = self._schedule.transition(step, states[-1], velocity)[0]
             greedy = self._schedule.deterministic(step, states[-1], velocity)
             drawn = mean + noise[:, step + 1] * log_std.exp() * heat
             states.append(torch.where(heat > 0, drawn, greedy))
             parameters.append(torch.stack([mean, log_std], -1))
         return torch.stack(states, 1), torch.stack(parameters, 1)
+
+    def _guide_velocity(self, conditions: Tensor, state: Tensor, step: int, guides: Sequence[Guide | None]) -> Tensor:
+        """Computes the velocities [B, K P] of a step, corrected towards the known parts of the first chunks."""
+        with torch.inference_mode(False):  # the engine's tensors take no part in a gradient; copies do
+            given = conditions.clone()
+        filled = [*guides, *[None] * (len(state) - len(guides))]
+        return guide_velocity(self._schedule, step, state, lambda x: self._layer.step(given, x, step)[0], filled)
 
     def _is_real(self, numbers: Tensor) -> Tensor:
         places = torch.arange(len(numbers), device=numbers.device) % self._schedule.padded_size
@@ -198,6 +221,14 @@ class FlowHead:
 def answers_in_numbers(config: PretrainedConfig) -> bool:
     """Returns True if the model's answers are numbers instead of tokens of a vocabulary."""
     return getattr(config, "action_head", None) in (GAUSSIAN, SQUASHED, FLOW)
+
+
+def chunk_shape(config: PretrainedConfig) -> tuple[int, int] | None:
+    """Returns the shape [K, P] of a flow-matching model's chunk; None for other models."""
+    if getattr(config, "action_head", None) != FLOW:
+        return None
+    schedule = read_schedule(config)
+    return schedule.chunk, schedule.padded_size
 
 
 def head_of(model: PreTrainedModel) -> ActionHead | None:

@@ -93,19 +93,26 @@ class ActionTokens:
 
         draw: random generator of the chain that leads to the actions; needed for a flow-matching head.
         """
-        given = np.asarray(actions, np.float64)
-        if self.embodiment is not None:
-            given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
-        share = (given - self.low) / (self.high - self.low)
+        share = self._compute_shares(actions)
         if self.answers_in_numbers:
-            scaled = np.clip(2 * share - 1, -1, 1)
-            numbers = scaled
+            numbers = np.clip(2 * share - 1, -1, 1)
             if self.flow is not None:
                 assert draw is not None, "a chain of numbers is drawn"
-                numbers = self.flow.demonstrate(scaled, draw)
+                numbers = self.flow.demonstrate(numbers, draw)
             return np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.int32)
         bins = np.clip((share * self.num_bins).astype(np.int64), 0, self.num_bins - 1)
         return (self.first_id + self.step * bins).reshape(-1).astype(np.int32)
+
+    def scale(self, actions: NDArray[np.generic]) -> FloatArray:
+        """Converts the simulator's actions [K, A] to the numbers of a numeric head, clipped to -1 ... 1."""
+        return np.clip(2 * self._compute_shares(actions) - 1, -1, 1).astype(np.float32)
+
+    def _compute_shares(self, actions: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Returns the relative positions of the simulator's actions within the ranges, 0 to 1."""
+        given = np.asarray(actions, np.float64)
+        if self.embodiment is not None:
+            given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
+        return np.asarray((given - self.low) / (self.high - self.low))
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
         """Returns the simulator's actions [K, A] of an answer: the centres of bins, or the numbers themselves."""

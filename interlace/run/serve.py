@@ -22,6 +22,7 @@ from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.rendering.load import create_renderer
 from interlace.rollouts.rendering.text import longest_token
+from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.run.clusters.base import run_on
 from interlace.run.host import sampling_of
@@ -81,15 +82,7 @@ async def _serve(
     with cluster.waits.operation(who="server", what="onload"):
         await sharing.onload()
     sampling = await sampling_of(recipe, engines[0])
-    pool = EnginePool(
-        cluster,
-        engines,
-        Schedule(),
-        samples_per_step=1,
-        expected_tokens=sampling.max_new_tokens,
-        on_suspended=lambda: None,
-    )
-    pool.start()
+    pool = start_pool(cluster, engines, sampling)
     tokenizer = load_tokenizer(recipe.model)
     if recipe.renderer.chat_template_kwargs and not tokenizer.chat_template:
         raise UserError(
@@ -112,6 +105,20 @@ async def _serve(
         async with serving(server, options.host, options.port) as url:
             on_ready(Serving(url=url, api_key=server.api_key, admin_key=server.admin_key))
             await stop.wait()
+
+
+def start_pool(cluster: Cluster, engines: Sequence[RolloutGroup], sampling: SamplingParams) -> EnginePool:
+    """Starts a pool of engines whose weights never change."""
+    pool = EnginePool(
+        cluster,
+        engines,
+        Schedule(),
+        samples_per_step=1,
+        expected_tokens=sampling.max_new_tokens,
+        on_suspended=lambda: None,
+    )
+    pool.start()
+    return pool
 
 
 class TokenizerCodec:

@@ -46,6 +46,7 @@ SMALLEST = {
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
     "recipe_seeds": ("--recipes", "quickstart", "--seeds", "0", "--read-only"),
     "records": ("--schedules", "one-step-off", "--steps", "6"),
+    "robot_edge": ("--heads", "gaussian", "--delays", "5", "--episodes", "1", "--warmup-steps", "2"),
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
     "scale": ("--sizes", "16:200"),
     "server": (),

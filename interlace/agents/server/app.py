@@ -20,10 +20,11 @@ from interlace.agents.server.http import json_response, stream_response
 from interlace.agents.server.metrics import ServerMetrics
 from interlace.agents.server.requests import CountRequest, RewardRequest, SessionRequest
 from interlace.agents.server.responses import Responses
-from interlace.agents.server.sessions import Sessions, Visitors, is_same_key
+from interlace.agents.server.sessions import Sessions, Visitors
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.rollouts.base import Session
+from interlace.runtime.http_listener import HttpListener, is_same_key
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -98,7 +99,7 @@ class SessionServer:
         self._sessions = Sessions(self.api_key, visitors)
         self._retries = Retries()
         self._url = ""
-        self._runner: web.AppRunner | None = None
+        self._listener = HttpListener()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Starts to listen and returns the address. port: 0 takes a free port. Raises UserError if the server cannot
@@ -122,18 +123,7 @@ class SessionServer:
         app.router.add_post("/control/{verb}", self._handle_command)
         if self._add_routes:
             self._add_routes(app, self.admin_key)
-        # A client that disconnects cancels its handler, which withdraws its request.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
-        bound = self._runner.addresses[0]
-        name = f"[{host}]" if ":" in host else host
-        self._url = f"http://{name}:{bound[1]}"
+        self._url = await self._listener.start(app, host, port)
         return self._url
 
     async def close(self) -> None:
@@ -141,8 +131,7 @@ class SessionServer:
         await self._sessions.end_conversations()
         await self._retries.close()
         await self._sessions.close()
-        if self._runner:
-            await self._runner.cleanup()
+        await self._listener.close()
 
     def open(
         self, session: Session, *, keeps_distribution: bool = True, patience_s: float = math.inf

@@ -1,13 +1,13 @@
 """Sessions of a server by their keys."""
 
 import contextlib
-import secrets
 from collections import deque
 from typing import Protocol
 
 from interlace.agents.server.conversation import Conversation
 from interlace.agents.server.errors import ApiError
 from interlace.rollouts.base import Session
+from interlace.runtime.http_listener import is_same_key
 
 KEPT_SESSIONS = 1024
 """Number of ended sessions of clients whose keys are still known."""
@@ -92,8 +92,3 @@ class Sessions:
         """Frees the resources of the sessions of clients."""
         for visit in self._visits.values():
             await visit.aclose()
-
-
-def is_same_key(given: str, key: str) -> bool:
-    """Compares keys in constant time. A header may have any bytes, which aiohttp decodes with surrogates."""
-    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())

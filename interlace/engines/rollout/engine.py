@@ -34,7 +34,7 @@ from interlace.engines.rollout.protocol import (
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import DrawnTokens, SequenceState, SequenceTable
-from interlace.models.action_head import answers_in_numbers
+from interlace.models.action_head import answers_in_numbers, chunk_shape
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase, UpdateMode
@@ -86,7 +86,7 @@ class NativeParts:
             vocab_size=model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None, reads=input_reader(model),
             num_drawable=self._decode_loop.num_drawable,
-            needs_queries=answers_in_numbers(model.config),
+            needs_queries=answers_in_numbers(model.config), guide_shape=chunk_shape(model.config),
         )  # fmt: skip
 
     @property

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from interlace.core.errors import UserError
+from interlace.core.guide import Guide
 from interlace.core.types import Request
+from interlace.engines.rollout.filters import reshapes_logits, truncates
 from interlace.engines.rollout.given_inputs import InputReader
 
 
@@ -24,6 +26,8 @@ class Limits:
     """Arrays that the model reads in addition to tokens; None if it reads tokens only."""
     num_drawable: int | None = None
     """Number of ids that may be sampled, from 0; None for the whole vocabulary."""
+    guide_shape: tuple[int, int] | None = None
+    """Shape [K, P] of the guide of a flow-matching answer; None for other heads."""
     needs_queries: bool = False
     """True if the model draws all numbers of an answer at once, from query tokens. Its numbers are no token ids, so it
     cannot continue from them.
@@ -86,9 +90,24 @@ class Limits:
                 f"{what}: the prompt and its {len(request.query_ids)} queries are longer than the model's context of "
                 f"{self.context}. Shorten the prompt."
             )
+        if request.guide is not None:
+            self._check_guide(request, request.guide, what)
         if request.inputs is None:
             return
         if self.reads is None:
             raise UserError(f"{what}: it has arrays ({', '.join(request.inputs)}), and the model reads tokens alone.")
         if fault := self.reads.fault(request.prompt_ids, request.inputs):
             raise UserError(f"{what}: {fault}")
+
+    def _check_guide(self, request: Request, guide: Guide, what: str) -> None:
+        if self.guide_shape is None:
+            raise UserError(f"{what}: it has a guide, which only a flow-matching head follows. Remove it.")
+        shapes = (guide.numbers.shape, guide.weights.shape)
+        if shapes != (self.guide_shape, self.guide_shape):
+            raise UserError(
+                f"{what}: its guide has the shapes {list(shapes[0])} and {list(shapes[1])}, and a chunk of the model "
+                f"is {list(self.guide_shape)}."
+            )
+        params = request.params
+        if reshapes_logits(params) or truncates(params) or params.raw_logprobs:
+            raise UserError(f"{what}: an answer with a guide takes no sampling parameter beyond temperature.")

@@ -14,6 +14,7 @@ from interlace.engines.cpu import kernels
 from interlace.engines.rollout.filters import draw_truncated, reshape_logits, reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.sequence import SequenceTable
+from interlace.models.action_head import FlowHead
 
 FloatRows = NDArray[np.float32]
 _ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
@@ -99,6 +100,7 @@ class Draw:
         self.uniform = draw_keyed_uniform(table.noise_key[rows], indices)
         self.temperature = table.temperature[rows]
         self.is_plain = not table.special[rows].any()
+        self.guides = table.list_guides(rows)
 
 
 def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampler) -> tuple[Int64Array, FloatRows]:
@@ -110,7 +112,8 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     """
     rows, indices, uniform, temperature = wanted.rows, wanted.indices, wanted.uniform, wanted.temperature
     if wanted.is_plain:
-        tokens, logprobs = sampler.draw(logits, temperature, uniform)
+        guided = sampler.guided(wanted.guides) if wanted.guides and isinstance(sampler, FlowHead) else sampler
+        tokens, logprobs = guided.draw(logits, temperature, uniform)
         _check_finite(logprobs)
         return tokens, logprobs
     logits = logits.float()  # Added biases would be lost in half precision.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.guide import Guide
 from interlace.core.random import stable_hash
 from interlace.core.types import Request, SamplingParams
 from interlace.engines.rollout.filters import reshapes_logits, truncates
@@ -120,6 +121,8 @@ class SequenceTable:
         self.stops_on_text = np.zeros(rows, np.bool_)
         self.num_with_inputs = 0
         """Number of rows whose sequences have input arrays."""
+        self.num_guided = 0
+        """Number of rows whose sequences have a guide."""
         self.num_unusual = 0
         """Number of rows that are special or have stop strings."""
         self._sequences: list[SequenceState | None] = [None] * rows
@@ -153,6 +156,7 @@ class SequenceTable:
         self.stops_on_text[row] = bool(params.stop)
         self.num_unusual += self._is_unusual(row)
         self.num_with_inputs += request.inputs is not None
+        self.num_guided += request.guide is not None
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
 
@@ -167,6 +171,7 @@ class SequenceTable:
             sequence.raw_logprobs = self.raw_logprobs[row, prompt:total].tolist()
         self.num_unusual -= self._is_unusual(row)
         self.num_with_inputs -= sequence.request.inputs is not None
+        self.num_guided -= sequence.request.guide is not None
         sequence.row, self._sequences[row] = -1, None
         self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
@@ -197,6 +202,14 @@ class SequenceTable:
         if sequence is None:
             raise KeyError(f"row {row} is free")
         return sequence
+
+    def list_guides(self, rows: Int64Array) -> list[Guide | None]:
+        """Returns the guide of each sequence of `rows`, whose tokens are adjacent. Empty if no row has a guide."""
+        if not self.num_guided:
+            return []
+        chosen = rows[np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])].tolist()
+        guides = [self.occupant(row).request.guide for row in chosen]
+        return guides if any(guide is not None for guide in guides) else []
 
     def append(self, rows: Int64Array, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
         """Adds one token to each row."""

@@ -17,7 +17,9 @@ from interlace.rollouts.envs.spec import Array
 
 
 class LeRobotWriter:
-    """Writes a new data set. finish() completes it; without this call it cannot be read."""
+    """Writes a new data set. finish() completes it; without this call it cannot be read. More episodes may follow, and
+    another finish().
+    """
 
     def __init__(self, folder: Path, *, fps: float, robot_type: str | None = None, video: bool = False) -> None:
         """video: True to write pictures as videos (PyAV), else each as a PNG in the tables.

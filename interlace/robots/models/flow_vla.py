@@ -8,6 +8,7 @@ the stochastic sampler of interlace/models/flow.py and its densities, for RL. On
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from interlace.core.errors import UserError
+from interlace.core.guide import Guide
 from interlace.core.types import FloatArray
 from interlace.models.action_head import HALF_LOG_TAU
 from interlace.models.config import FlowConfig
+from interlace.models.flow_guidance import guide_velocity
 from interlace.robots.models.flow_streams import KeysValues, NormKind, StreamShape, TokenStream, block_mask
 from interlace.robots.models.lerobot_folder import STATE, WEIGHTS, LerobotFolder, read_folder
 from interlace.robots.models.vision import PicturesEncoder, paligemma_encoder, smolvlm_encoder, smolvlm_sizes
@@ -133,11 +136,13 @@ class FlowVLA(nn.Module):
         return self.heads["action_out_proj"](written[:, -actions.shape[1] :]).float()
 
     @torch.no_grad()
-    def sample(self, sensed: Sensed, noise: Tensor) -> Tensor:
-        """Returns chunks [B, K, P], by Euler steps from noise [B, K, P]."""
+    def sample(self, sensed: Sensed, noise: Tensor, guides: Sequence[Guide | None] = ()) -> Tensor:
+        """Returns chunks [B, K, P], by Euler steps from noise [B, K, P]. guides: [B] known parts, or empty."""
         prefix, x = self.read(sensed), noise
         for step in range(self.schedule.config.steps):
-            x = self.schedule.deterministic(step, x, self._velocity_at(prefix, x, step))
+            velocity = partial(self._velocity_at, prefix, step=step)
+            found = guide_velocity(self.schedule, step, x, velocity, guides) if guides else velocity(x)
+            x = self.schedule.deterministic(step, x, found)
         return x
 
     @torch.no_grad()
@@ -252,11 +257,14 @@ class FlowVLAPolicy:
     def act(self, observation: Mapping[str, NDArray[np.generic]], task: str, draw: np.random.Generator) -> FloatArray:
         """Returns the next action, [A]. Runs the network once the chunk's actions have been executed."""
         if not self._queue:
-            schedule = self.network.schedule
-            noise = draw.normal(size=(1, schedule.chunk, schedule.padded_size)).astype(np.float32)
-            chunk = self.network.sample(self.sense(observation, task), torch.from_numpy(noise))[0]
+            chunk = self.network.sample(self.sense(observation, task), torch.from_numpy(self.draw_noise(draw)[None]))[0]
             self._queue = list(self.restore(chunk.numpy())[: self.folder.executed])
         return self._queue.pop(0)
+
+    def draw_noise(self, draw: np.random.Generator) -> FloatArray:
+        """Draws the start of a chunk's chain, [K, P]."""
+        schedule = self.network.schedule
+        return draw.normal(size=(schedule.chunk, schedule.padded_size)).astype(np.float32)
 
     def restore(self, chunk: FloatArray) -> FloatArray:
         """Converts a chunk [K, P] to the simulator's actions [K, A]."""

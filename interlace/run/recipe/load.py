@@ -40,6 +40,14 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(explain(Recipe, error, f"recipe {spec}")) from None
 
 
+def read_overrides(overrides: Sequence[str]) -> Mapping[str, object]:
+    """Returns the settings of overrides alone, as nested mappings. Raises UserError for text that is no override."""
+    data: dict[str, Any] = {}
+    for override in overrides:
+        _apply(data, override)
+    return data
+
+
 def read_settings(spec: str) -> dict[str, JSON]:
     """Returns the settings in the file of a recipe, with the secrets of a config.yaml. Raises UserError."""
     data = _RECIPES.read(spec)
@@ -76,7 +84,8 @@ def override_key(override: str) -> str:
 def _apply(data: dict[str, Any], override: str) -> None:
     """Sets one dotted key. Missing sections on the path are created; short forms are expanded.
 
-    A mapping for a section changes the keys that it has, unless it names another algorithm, schedule, reward ...
+    A mapping for a section changes the keys that it has, unless it names another algorithm, schedule, reward ... Raises
+    UserError for text that is no override.
     """
     key = override_key(override)
     value = _parse_value(override)

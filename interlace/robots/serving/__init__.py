@@ -1,0 +1,1 @@
+"""Serving of a robot's policy: observations in, chunks of actions out."""

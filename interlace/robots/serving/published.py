@@ -1,0 +1,139 @@
+"""Published flow-matching policies (SmolVLA, pi0, pi0.5) as policies of the server."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from interlace.core.errors import UserError, first_line
+from interlace.core.guide import Guide
+from interlace.core.types import FloatArray
+from interlace.robots.models.flow_vla import FlowVLAPolicy, Sensed, load_flow_vla
+from interlace.robots.models.lerobot_folder import CONFIG, KINDS, STATE
+from interlace.robots.serving.batching import RequestBatches
+from interlace.robots.serving.policy import PICTURE_UNITS, Describe
+from interlace.robots.serving.prefix import commit_prefix, make_guide
+from interlace.robots.serving.schema import ANY, ActRequest, ArrayField, PolicySchema
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LARGEST_BATCH = 8
+"""Requests of one forward pass."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def is_published_policy(path: Path) -> bool:
+    """Returns whether a folder has the configuration of a flow-matching policy of LeRobot."""
+    file = path / CONFIG
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("type") in KINDS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    sensed: Sensed
+    noise: FloatArray
+    """[K, P]."""
+    guide: Guide | None
+
+
+class PublishedPolicy:
+    """A published policy. Its chunk begins with noise of a fixed seed, or of a new seed for each request."""
+
+    def __init__(self, path: Path, about: Describe, *, samples: bool, instructions: Sequence[str] = ()) -> None:
+        """samples: True for new noise. instructions: known to the clients; may be empty.
+
+        Raises UserError if the folder is not a complete policy: weights, statistics and tokenizer.
+        """
+        tokenizer = _load_tokenizer(path)
+        self._policy = FlowVLAPolicy(load_flow_vla(path), tokenizer)
+        self._samples = samples
+        self._batches: RequestBatches[ActRequest, FloatArray] = RequestBatches(self._compute, most=LARGEST_BATCH)
+        folder = self._policy.folder
+        [state_size] = folder.settings["input_features"][STATE]["shape"]
+        units = "as in the policy's data set"
+        self.schema = PolicySchema(
+            policy=about.name,
+            observation={
+                "state": ArrayField(shape=(int(state_size),), dtype="float32", units=units),
+                **{
+                    camera: ArrayField(shape=(ANY, ANY, 3), dtype="uint8", units=PICTURE_UNITS)
+                    for camera in folder.cameras
+                },
+            },
+            actions=ArrayField(shape=(folder.schedule.chunk, folder.schedule.size), dtype="float32", units=units),
+            control_hz=about.control_hz,
+            executed=min(folder.executed, folder.schedule.chunk),
+            known_instructions=tuple(instructions),
+            prefix_rule="guided",
+        )
+
+    async def act(self, request: ActRequest) -> FloatArray:
+        """Returns a chunk; see ServedPolicy."""
+        chunk = await self._batches.ask(request)
+        return commit_prefix(chunk, request.prefix, request.delay)
+
+    def close(self) -> None:
+        """Ends the thread of the forward passes."""
+        self._batches.close()
+
+    def _prepare(self, request: ActRequest) -> _Prepared:
+        policy, schedule = self._policy, self._policy.network.schedule
+        seed = request.seed if request.seed is not None else secrets.randbits(63) if self._samples else 0
+        guide = None
+        if len(request.prefix):
+            scaled = policy.folder.action.normalize(request.prefix)
+            guide = make_guide(scaled, request.delay, (schedule.chunk, schedule.padded_size))
+        noise = policy.draw_noise(np.random.default_rng(seed))
+        return _Prepared(policy.sense(request.observation, request.prompt), noise, guide)
+
+    def _compute(self, requests: Sequence[ActRequest]) -> list[FloatArray]:
+        prepared = [self._prepare(request) for request in requests]
+        guides = [one.guide for one in prepared]
+        chunks = self._policy.network.sample(
+            _join_sensed([one.sensed for one in prepared]),
+            torch.from_numpy(np.stack([one.noise for one in prepared])),
+            guides if any(guide is not None for guide in guides) else (),
+        )
+        return [self._policy.restore(chunk) for chunk in chunks.numpy()]
+
+
+def _join_sensed(each: Sequence[Sensed]) -> Sensed:
+    """Joins inputs of one row each. Shorter prompts are padded."""
+    longest = max(one.token_ids.shape[1] for one in each)
+    missing = [longest - one.token_ids.shape[1] for one in each]
+    return Sensed(
+        pictures=[torch.cat(rows) for rows in zip(*(one.pictures for one in each), strict=True)],
+        token_ids=torch.cat([F.pad(one.token_ids, (0, more)) for one, more in zip(each, missing, strict=True)]),
+        is_real=torch.cat([F.pad(one.is_real, (0, more)) for one, more in zip(each, missing, strict=True)]),
+        state=torch.cat([one.state for one in each]),
+    )
+
+
+def _load_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
+    """Loads the tokenizer of a policy folder. Raises UserError if there is none."""
+    from transformers import AutoTokenizer
+
+    vlm = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("vlm_model_name")
+    places = [path / "tokenizer", path, *([path / vlm] if isinstance(vlm, str) else [])]
+    for place in places:
+        if any((place / file).is_file() for file in TOKENIZER_FILES):
+            try:
+                found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place)
+            except (OSError, ValueError) as error:
+                raise UserError(f"the tokenizer in {place} cannot be read: {first_line(error)}") from None
+            return found
+    raise UserError(
+        f"policy folder {str(path)!r} has no tokenizer. Save the tokenizer of its language model as "
+        f"{path / 'tokenizer'}."
+    )

@@ -1,0 +1,161 @@
+"""The control loop of a robot against a real server: real-time chunking, stop-and-wait, limits, a human, errors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import interlace
+from interlace.core.errors import UserError
+from interlace.core.types import FloatArray
+from interlace.robots.datasets.load import open_dataset
+from interlace.robots.serving.control import ControlLoop, ControlReport, ControlSettings, Robot, Tick
+from interlace.robots.serving.limits import SafetyLimits
+from interlace.robots.serving.simulated import SimulatedRobot, expert_after
+from interlace.robots.serving.wire import RequestError
+from interlace.rollouts.envs.spec import Observation
+from interlace.run.recipe.config import algorithm_of
+from interlace.run.recipe.load import load_recipe
+from interlace.run.replay import read_demonstrations
+from tests.support.robot_server import CHUNK, DOT, HORIZON, connect, serving, settings_of
+
+HZ = 40.0
+FAMILY = "tests.support.dot_simulator:Dot"
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("record") / "human"
+
+
+@pytest.fixture(scope="module")
+def server(record: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[interlace.Server]:
+    folder = tmp_path_factory.mktemp("flow")
+    with serving("squashed", folder, f"policy.control_hz={HZ}", f"policy.record={record}") as started:
+        yield started
+
+
+@pytest.fixture
+def robot() -> Iterator[SimulatedRobot]:
+    with SimulatedRobot(FAMILY, DOT) as made:
+        made.reset(3)
+        yield made
+
+
+class Watched:
+    """A robot whose executed actions are kept."""
+
+    def __init__(self, robot: Robot) -> None:
+        self.robot, self.actions = robot, []
+
+    def observe(self) -> Observation:
+        return self.robot.observe()
+
+    def act(self, action: FloatArray) -> Tick:
+        self.actions.append(float(action[0]))
+        return self.robot.act(action)
+
+
+def run(server: interlace.Server, robot: Robot, delay_s: float, **settings: object) -> ControlReport:
+    with connect(server, delay_s=delay_s) as client:
+        return ControlLoop(client, robot, ControlSettings(**settings)).run(HORIZON)  # type: ignore[arg-type]
+
+
+def test_real_time_chunking_does_not_wait_and_stop_and_wait_does(
+    server: interlace.Server, robot: SimulatedRobot
+) -> None:
+    waits = run(server, robot, 0.08, mode="stop-and-wait")
+    robot.reset(3)
+    overlaps = run(server, robot, 0.08, mode="rtc")
+    assert waits.ticks == overlaps.ticks == HORIZON
+    assert waits.idle_ticks >= 2 * waits.chunks, "each chunk takes three ticks, in which nothing is executed"
+    assert waits.chunks == -(-(HORIZON - waits.idle_ticks) // CHUNK)
+    assert overlaps.idle_ticks < waits.idle_ticks / 2
+    assert all(latency > 0.08 for latency in waits.latencies_s + overlaps.latencies_s)
+
+
+def test_the_robot_enforces_limits(server: interlace.Server, robot: SimulatedRobot) -> None:
+    watched = Watched(robot)
+    limits = SafetyLimits(low=(-0.3,), high=(0.3,), max_change=(0.05,))
+    report = run(server, watched, 0.0, limits=limits)
+    assert np.abs(watched.actions).max() <= 0.3 + 1e-6 and np.abs(np.diff(watched.actions)).max() <= 0.05 + 1e-6
+    assert report.limited.num_violations > 0
+
+
+def test_without_a_chunk_the_watchdog_holds(server: interlace.Server, robot: SimulatedRobot) -> None:
+    watched = Watched(robot)
+    report = run(server, watched, 0.3, limits=SafetyLimits(watchdog_s=0.1, safe_action="zero"))
+    # The chunk arrives after twelve ticks; four ticks later the watchdog counts its actions as too old.
+    assert watched.actions[:10] == [0.0] * 10 and watched.actions[-2:] == [0.0] * 2
+    assert report.limited.safe_actions == report.idle_ticks >= 12
+
+
+def test_an_error_of_the_server_ends_with_the_safe_action(server: interlace.Server, robot: SimulatedRobot) -> None:
+    class Blind(Watched):
+        def observe(self) -> Observation:
+            return {"state": np.array([np.nan, 0], np.float32)}
+
+    blind = Blind(robot)
+    with pytest.raises(RequestError, match=r"state\[0\] is nan"):
+        run(server, blind, 0.0)
+    assert blind.actions == [0.0]
+
+
+def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobot) -> None:
+    with connect(server) as client:
+        client.schema.check_robot(robot.spec)
+        for task, words in (
+            ("Pendulum-v1", r"reads state of shape \[2\], and the robot gives"),
+            ("CartPole-v1", r"1 numbers \(no choices\), and the robot takes 1 \(2 choices\)"),
+        ):
+            with SimulatedRobot("gymnasium", {"tasks": [task]}) as other, pytest.raises(UserError, match=words):
+                client.schema.check_robot(other.spec)
+        with pytest.raises(UserError, match="executed=9 actions, and a chunk of the policy has 8"):
+            ControlLoop(client, robot, ControlSettings(executed=9))
+
+
+def test_the_actions_of_a_human_become_demonstrations(
+    server: interlace.Server, robot: SimulatedRobot, record: Path, tmp_path: Path
+) -> None:
+    watched = Watched(robot)
+    with connect(server) as client:
+        loop = ControlLoop(client, watched, ControlSettings(), human=expert_after(robot, range(4, 20)))
+        report = loop.run(HORIZON)
+    assert (report.human_ticks, report.interventions) == (16, 1) and report.success
+    [episode] = open_dataset(record).episodes()
+    assert episode.actions[:, 0].tolist() == pytest.approx(watched.actions[4:20])
+    assert episode.shown is not None and np.array_equal(episode.shown, episode.actions), "marked as demonstrated"
+    assert (len(episode), episode.instruction, episode.success) == (16, "push the puck down", True)
+    assert episode.rewards is not None and episode.terminated is not None
+
+    settings = settings_of("squashed", tmp_path)
+    recipe = load_recipe("robot-sac", [*settings, f"replay.demonstrations={record}"])
+    found = read_demonstrations(recipe, algorithm_of(recipe).settings)  # type: ignore[arg-type]
+    assert len(found) > 0 and found.actions.shape[1] == CHUNK
+
+
+def test_interventions_are_refused_without_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    settings = f"policy.record={tmp_path / 'full'}"
+    with (
+        pytest.raises(UserError, match="is not empty, and a data set is written whole"),
+        serving("squashed", tmp_path / "cache", settings),
+    ):
+        pass
+
+
+def test_mistakes_in_the_settings_of_a_server(tmp_path: Path) -> None:
+    for setting, words in (
+        ("policy.control_hz=0", "policy: control_hz = 0: it must be more than 0"),
+        ("policy.hz=5", "unknown key 'hz'"),
+        ("policy.limits.low=[0, 0]", "low has 2 numbers, and an action of the policy has 1"),
+        ("episode=single_turn", "not a robot's"),
+        (
+            "model.robot={state_size: 2, action_size: 2, chunk: 8, low: [], high: []}",
+            "take actions of 1 numbers, and the policy gives 2",
+        ),
+    ):
+        with pytest.raises(UserError, match=words), serving("squashed", tmp_path, setting):
+            pass
