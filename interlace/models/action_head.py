@@ -168,8 +168,9 @@ class FlowHead:
         heat = torch.from_numpy(temperature).to(outputs.device)[::per_chain]
         numbers, parameters = [], []
         for first in range(0, len(conditions), BLOCK):
-            block = [_pad_block(rows[first : first + BLOCK]) for rows in (conditions, noise, heat)]
-            drawn, of_each = self._draw_block(*block, self._guides[first : first + BLOCK])
+            block = slice(first, first + BLOCK)
+            given, own_noise, own_heat = (_pad_block(rows[block]) for rows in (conditions, noise, heat))
+            drawn, of_each = self._draw_block(given, own_noise, own_heat, self._guides[block])
             count = min(BLOCK, len(conditions) - first)
             numbers.append(drawn[:count])
             parameters.append(of_each[:count])

@@ -95,7 +95,7 @@ class ActionTokens:
         """
         share = self._compute_shares(actions)
         if self.answers_in_numbers:
-            numbers = np.clip(2 * share - 1, -1, 1)
+            numbers: NDArray[np.floating] = np.clip(2 * share - 1, -1, 1)
             if self.flow is not None:
                 assert draw is not None, "a chain of numbers is drawn"
                 numbers = self.flow.demonstrate(numbers, draw)

@@ -93,7 +93,7 @@ class FlowSchedule:
         """Returns the state after a step without noise (Euler)."""
         return x - velocity * (self.time(step) - self.time(step + 1))
 
-    def demonstrate(self, actions: FloatArray, draw: np.random.Generator) -> FloatArray:
+    def demonstrate(self, actions: NDArray[np.floating], draw: np.random.Generator) -> FloatArray:
         """Draws a chain that ends at demonstrated actions, [K, A] between -1 and 1. Returns [N + 1, K, P].
 
         Each step is the sampler's, with the velocity of the straight path to the actions. The negative log-likelihood
