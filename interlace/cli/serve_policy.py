@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
-from interlace.cli.report import find_run
 from interlace.core.errors import UserError
+from interlace.observe.run_folder import find_run
 
 if TYPE_CHECKING:
     from interlace.run.recipe.config import Recipe
