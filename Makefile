@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-gguf test-lerobot test-faults test-soak check docs bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-batch-simulators test-loggers test-gguf test-lerobot test-faults test-soak check docs bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -37,6 +37,11 @@ VULKAN_DRIVER := $(firstword $(wildcard /usr/share/vulkan/icd.d/lvp_icd*.json))
 test-simulators: .venv-simulators/.installed
 	$(if $(VULKAN_DRIVER),VK_ICD_FILENAMES=$(VULKAN_DRIVER)) .venv-simulators/bin/python -m pytest -k "maniskill or libero or timm" \
 		tests/contract/test_envs.py tests/e2e/test_robot.py tests/unit/robots/models/test_openvla.py $(PYTEST_ARGS)
+
+# Tests of MJX and MuJoCo Warp, which step many environments in one call, in a separate environment without MetaWorld.
+test-batch-simulators: .venv-batch/.installed
+	.venv-batch/bin/python -m pytest -k "mjx or warp" tests/contract/test_envs.py tests/unit/robots/envs/test_batch.py \
+		tests/e2e/test_robot.py $(PYTEST_ARGS)
 
 # Tests of the loggers whose packages are large, in a separate environment without torch.
 test-loggers: .venv-loggers/.installed
@@ -78,7 +83,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-simulators .venv-batch .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -135,6 +140,16 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
 	@.venv-simulators/bin/python -c 'import torchvision' 2>/dev/null || .venv-simulators/bin/python -m pip uninstall --quiet --yes torchvision
 	@$(SIMULATORS_PIP) --no-deps --editable .
+	@touch $@
+
+BATCH_PIP := .venv-batch/bin/python -m pip install --quiet
+.venv-batch/.installed: pyproject.toml tests/contract/environment_requirements.py
+	@echo 'installing MJX and MuJoCo Warp into .venv-batch (a minute or two, once)'
+	@test -x .venv-batch/bin/python || $(PYTHON) -m venv .venv-batch
+	@.venv-batch/bin/python tests/contract/environment_requirements.py \
+		--extra robots --extra mjx --extra warp --without torch --without metaworld > .venv-batch/requirements.txt
+	@$(BATCH_PIP) torch==2.13.0 --requirement .venv-batch/requirements.txt
+	@$(BATCH_PIP) --no-deps --editable .
 	@touch $@
 
 .venv-docs/.installed: pyproject.toml tests/contract/environment_requirements.py

@@ -63,6 +63,15 @@ FAMILIES = [
         library="gymnasium",
     ),
     Family(name="maniskill", settings={"tasks": ["PushCube-v1"], "horizon": 12}, tolerance=1e-4, library="mani_skill"),
+    Family(
+        name="mjx", settings={"tasks": ["cartpole-balance", "cartpole-swingup"], "horizon": 20}, library="mujoco.mjx"
+    ),
+    Family(
+        name="mjx",
+        settings={"tasks": ["cartpole-swingup"], "horizon": 12, "action_repeat": 2, "frame_stack": 3},
+        library="mujoco.mjx",
+    ),
+    Family(name="mujoco_warp", settings={"tasks": ["push"], "horizon": 12}, library="mujoco_warp"),
     Family(name="libero", settings={"tasks": ["libero_spatial/0"], "horizon": 12}, library="libero"),
     Family(
         name="gymnasium", settings={"tasks": ["tests.contract.retraced:Odd-v0"], "horizon": 12}, library="gymnasium"

@@ -22,7 +22,9 @@ from interlace.rollouts.envs.spec import Observation, SimulatorError
 from interlace.runtime.process.child import become_child, frame_message, receive
 
 NO_JOB = 0xFFFFFFFF
-"""Number of the first message of a process: an EnvSpec, or the UserError that prevented it."""
+"""Number of the messages of a process before its first answer: an EnvSpec, then PREPARED when it accepts jobs. A
+UserError replaces either."""
+PREPARED = "prepared"
 
 
 def serve_envs(
@@ -43,10 +45,12 @@ def serve_envs(
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
             envs = create_envs(family, settings, num_envs)
+            connection.sendall(frame_message(NO_JOB, envs.spec))
+            envs.prepare()
         except UserError as error:
             connection.sendall(frame_message(NO_JOB, error))
             return
-        connection.sendall(frame_message(NO_JOB, envs.spec))
+        connection.sendall(frame_message(NO_JOB, PREPARED))
         while True:
             numbered = [receive(connection)]
             # A family that steps many environments at once runs all waiting jobs in one call.
@@ -87,7 +91,7 @@ def _answer_jobs(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
 
 
 def _answer_batch(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
-    """Runs jobs of different environments: chunks of equal length together, then the others one by one."""
+    """Runs jobs of different environments: chunks of equal length together, resets together, then the others."""
     found: dict[int, SlotAnswer] = {}
     together: dict[tuple[int, ...], list[int]] = {}
     for place, job in enumerate(jobs):
@@ -95,9 +99,14 @@ def _answer_batch(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
             together.setdefault(job.actions.shape, []).append(place)
     for places in together.values():
         found |= dict(zip(places, _run_timed(_run_chunks, envs, [jobs[place] for place in places]), strict=True))
+    resets = [place for place, job in enumerate(jobs) if job.start is not None]
+    if len(resets) > 1:
+        answers = _run_timed(_run_resets, envs, [jobs[place] for place in resets])
+        if not answers[0].error:  # else each alone, so that only the start that failed gets the error
+            found |= dict(zip(resets, answers, strict=True))
     for place, job in enumerate(jobs):
         if place not in found:
-            [found[place]] = _run_timed(_run_job, envs, [job])
+            [found[place]] = _run_timed(_run_resets if job.start is not None else _run_job, envs, [job])
     return [found[place] for place in range(len(jobs))]
 
 
@@ -122,14 +131,22 @@ def _run_timed(
     ]
 
 
+def _run_resets(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
+    """Starts an episode in each of several environments."""
+    starts = [job.start for job in jobs if job.start is not None]
+    found = envs.reset(
+        seeds=[start.seed for start in starts],
+        task_ids=[start.task for start in starts],
+        init_state_ids=[start.init_state for start in starts],
+        slots=[job.slot for job in jobs],
+    )
+    return [_select_row(found, row) for row in range(len(jobs))]
+
+
 def _run_job(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
-    """Runs one job that is not a chunk."""
+    """Runs one job that is neither a chunk nor a reset."""
     [job] = jobs
     slots = [job.slot]
-    if job.start is not None:
-        start = job.start
-        found = envs.reset(seeds=[start.seed], task_ids=[start.task], init_state_ids=[start.init_state], slots=slots)
-        return [_select_row(found, 0)]
     if job.kind in ("offload", "onload"):
         (envs.offload if job.kind == "offload" else envs.onload)()
         return [None]
