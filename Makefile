@@ -40,8 +40,9 @@ test-simulators: .venv-simulators/.installed
 
 # Tests of MJX and MuJoCo Warp, which step many environments in one call, in a separate environment without MetaWorld.
 test-batch-simulators: .venv-batch/.installed
-	.venv-batch/bin/python -m pytest -k "mjx or warp" tests/contract/test_envs.py tests/unit/robots/envs/test_batch.py \
-		tests/e2e/test_robot.py $(PYTEST_ARGS)
+	.venv-batch/bin/python -m pytest -k "mjx or warp" \
+		tests/contract/test_envs.py tests/unit/robots/envs/test_batch.py tests/e2e/test_robot.py $(PYTEST_ARGS)
+	.venv-batch/bin/python -m pytest -m slow -k "profiled and mjx" tests/e2e/test_gallery.py $(PYTEST_ARGS)
 
 # Tests of the loggers whose packages are large, in a separate environment without torch.
 test-loggers: .venv-loggers/.installed
@@ -142,6 +143,7 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 	@$(SIMULATORS_PIP) --no-deps --editable .
 	@touch $@
 
+# The extra robots without metaworld, whose mujoco conflicts with that of MJX and MuJoCo Warp.
 BATCH_PIP := .venv-batch/bin/python -m pip install --quiet
 .venv-batch/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing MJX and MuJoCo Warp into .venv-batch (a minute or two, once)'

@@ -33,9 +33,10 @@ class Step:
 
 
 class TaskSimulator(ABC):
-    """What simulators of one environment and of a batch have in common: settings, one task, and its shapes."""
+    """Settings, task and shapes of a simulator, of one environment (Simulator) or of a batch (BatchSimulator)."""
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
+    """Class of the settings of a family of environments."""
     moves_camera: ClassVar[bool] = False
     """True if the simulator applies `camera_change`."""
     memory_bytes: ClassVar[int] = 0
@@ -56,11 +57,13 @@ class TaskSimulator(ABC):
 
     @property
     @abstractmethod
-    def observation_spec(self) -> dict[str, ArraySpec]: ...
+    def observation_spec(self) -> dict[str, ArraySpec]:
+        """Names, shapes and types of the arrays of an observation."""
 
     @property
     @abstractmethod
-    def action_spec(self) -> ActionSpec: ...
+    def action_spec(self) -> ActionSpec:
+        """Ranges of the numbers of an action."""
 
     @property
     def instruction(self) -> str:

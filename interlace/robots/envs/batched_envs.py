@@ -20,14 +20,16 @@ from interlace.robots.envs.slots import (
     EnvSlot,
     check_actions,
     check_task_id,
+    choose_slots,
     describe_error,
     find_invalid_array,
     find_invalid_reward,
+    make_empty_result,
     make_offload_error,
     make_reset_error,
     make_spec,
 )
-from interlace.robots.envs.spec import ChunkResult, stack_observations
+from interlace.robots.envs.spec import ChunkResult, select_row, stack_observations
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, ArraySpec, Observation, SimulatorError
 
@@ -127,31 +129,23 @@ class ChunkRunner:
         return self.simulator.to_device(mask)
 
     def _stack_frames(self, frames: Sequence[DeviceArray]) -> DeviceArray:
-        return self.simulator.xp.concatenate(frames, axis=-1)  # type: ignore[attr-defined]
+        return self.simulator.xp.concatenate(frames, axis=-1)
 
     def _read_results(
         self, rows: Sequence[int], num_actions: int, columns: Sequence[Sequence[DeviceArray]], success: DeviceArray
     ) -> ChunkResult:
-        simulator, shape = self.simulator, (len(rows), num_actions)
-        found = [np.zeros(shape, np.float32), *(np.zeros(shape, np.bool_) for _ in range(3))]
-        for array, column in zip(found, zip(*columns, strict=True), strict=False):
-            stacked = simulator.xp.stack(list(column), 1)  # type: ignore[attr-defined]
-            array[:, : len(columns)] = simulator.to_host(stacked)[list(rows)]
-        reward, terminated, truncated, valid = found
+        simulator, result = self.simulator, make_empty_result(len(rows), num_actions)
+        result.success[:] = simulator.to_host(success)[list(rows)]
+        arrays = (result.reward, result.terminated, result.truncated, result.valid)
+        for array, column in zip(arrays, zip(*columns, strict=True), strict=False):
+            array[:, : len(columns)] = simulator.to_host(simulator.xp.stack(list(column), 1))[list(rows)]
         observation = self.observe(rows)
         wrong, failures = simulator.find_failures(rows), {}
         for place, row in enumerate(rows):
-            reason = find_invalid_array(_select_row(observation, place)) or find_invalid_reward(reward[place])
-            failures[place] = wrong.get(row, "") or (f"it gave {reason}" if reason else "")
-        return ChunkResult(
-            observation=observation,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            valid=valid,
-            success=np.array(simulator.to_host(success))[list(rows)],
-            failures={place: reason for place, reason in failures.items() if reason},
-        )
+            invalid = find_invalid_array(select_row(observation, place)) or find_invalid_reward(result.reward[place])
+            if reason := wrong.get(row) or (f"it gave {invalid}" if invalid else ""):
+                failures[place] = reason
+        return replace(result, observation=observation, failures=failures)
 
 
 class BatchedEnvs(VectorEnv):
@@ -189,7 +183,7 @@ class BatchedEnvs(VectorEnv):
         slots: Sequence[int] | None = None,
     ) -> Observation:
         """Starts episodes, in one call for each task; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         starts = {}
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             check_task_id(int(task), self._settings)
@@ -200,22 +194,13 @@ class BatchedEnvs(VectorEnv):
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
         """Executes a chunk in all its environments together; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         given = check_actions(actions, len(chosen), self.spec.action.size)
         for slot in chosen:
             if slot not in self._slots:
                 raise make_reset_error(slot)
         self._check_present()
-        flags = [np.zeros(given.shape[:2], np.bool_) for _ in range(3)]
-        result = ChunkResult(
-            observation={},
-            reward=np.zeros(given.shape[:2], np.float32),
-            terminated=flags[0],
-            truncated=flags[1],
-            valid=flags[2],
-            success=np.zeros(len(chosen), np.bool_),
-            failures={},
-        )
+        result = make_empty_result(*given.shape[:2])
         bounds = self.spec.action
         clipped = np.clip(given, bounds.low, bounds.high).astype(np.float32)
         for task in sorted(self._runners):
@@ -227,28 +212,28 @@ class BatchedEnvs(VectorEnv):
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the observations after each environment's last call."""
-        return stack_observations([self._slots[slot].observation for slot in self._choose_slots(slots)])
+        return stack_observations([self._slots[slot].observation for slot in choose_slots(slots, self.num_envs)])
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv. Raises UserError if the simulator cannot save them."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         self._save(chosen)
         return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
         """Restores states; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         for slot, state in zip(chosen, states, strict=True):
             self._slots[slot] = pickle.loads(state)
         self._load(chosen)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states; see VectorEnv."""
-        return [self._find_runner(slot).simulator.render(slot) for slot in self._choose_slots(slots)]
+        return [self._find_runner(slot).simulator.render(slot) for slot in choose_slots(slots, self.num_envs)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
         """Returns a scripted expert's next actions; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         return np.stack([self._find_runner(slot).simulator.expert_actions(slot, count) for slot in chosen])
 
     def offload(self) -> None:
@@ -285,9 +270,6 @@ class BatchedEnvs(VectorEnv):
         self._check_present()
         return self._runners[self._slots[slot].start.task]
 
-    def _choose_slots(self, slots: Sequence[int] | None) -> Sequence[int]:
-        return range(self.num_envs) if slots is None else [int(slot) for slot in slots]
-
     def _reset_task(self, task: int, starts: Mapping[int, Start]) -> None:
         self._check_present()
         name = self._settings.tasks[task]
@@ -300,7 +282,7 @@ class BatchedEnvs(VectorEnv):
         if reason := find_invalid_array(observation):
             raise SimulatorError(f"the reset of {name!r} gave {reason}")
         for place, (slot, start) in enumerate(starts.items()):
-            self._slots[slot] = EnvSlot(start=start, observation=_select_row(observation, place))
+            self._slots[slot] = EnvSlot(start=start, observation=select_row(observation, place))
 
     def _step_task(self, task: int, chosen: Sequence[int], actions: FloatArray, result: ChunkResult) -> None:
         """Steps the environments of a task whose episodes are not over. Writes their rows except the observation."""
@@ -330,7 +312,7 @@ class BatchedEnvs(VectorEnv):
             one.broken = found.failures.get(row, "")
             one.is_over = bool(found.ended[row] or one.broken)
             if not one.broken:
-                one.observation = _select_row(found.observation, row)
+                one.observation = select_row(found.observation, row)
 
     def _save(self, slots: Sequence[int]) -> None:
         """Stores the states of environments in their slots, if they are in the simulators."""
@@ -360,7 +342,7 @@ def _add_step(
     running, reward, terminated, truncated, success, step_reward, step_terminated, step_truncated, step_success = arrays
     ends = running & ((step_terminated | step_success) if end_on_success else step_terminated)
     cut = running & step_truncated & ~ends
-    added = xp.where(running, step_reward, 0 * reward)  # type: ignore[attr-defined]
+    added = xp.where(running, step_reward, 0 * reward)
     return (
         running & ~ends & ~cut,
         reward + added,
@@ -383,14 +365,10 @@ def _end_action(
 def _select(xp: ModuleType, mask: DeviceArray, chosen: DeviceArray, other: DeviceArray) -> DeviceArray:
     """Returns rows of `chosen` within the mask, and of `other` outside of it."""
     shaped = mask.reshape(mask.shape[0], *[1] * (len(chosen.shape) - 1))
-    return xp.where(shaped, chosen, other)  # type: ignore[attr-defined]
+    return xp.where(shaped, chosen, other)
 
 
 def _push_frame(xp: ModuleType, frames: DeviceArray, frame: DeviceArray, mask: DeviceArray) -> DeviceArray:
     """Appends the current observation, [B, ..., D], to stacked ones, [B, ..., F x D], within the mask."""
-    newer = xp.concatenate([frames[..., frame.shape[-1] :], frame], axis=-1)  # type: ignore[attr-defined]
+    newer = xp.concatenate([frames[..., frame.shape[-1] :], frame], axis=-1)
     return _select(xp, mask, newer, frames)
-
-
-def _select_row(observation: Observation, row: int) -> Observation:
-    return {name: array[row] for name, array in observation.items()}

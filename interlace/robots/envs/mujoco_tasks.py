@@ -46,7 +46,7 @@ class TaskResult:
 
 
 class MujocoTask(ABC):
-    """A task without state of its own: everything is a function of the physics."""
+    """A task without a state: everything is a function of the physics."""
 
     mjcf: ClassVar[str]
     """Model, as MJCF text; each actuator is a number of an action, between the bounds of its `ctrlrange`."""
@@ -195,7 +195,8 @@ TASKS: Mapping[str, type[MujocoTask]] = {
 def find_task(name: str) -> MujocoTask:
     """Returns a task by its name, or a user's `package.module:Class`. Raises UserError."""
     if ":" in name:
-        return concrete_subclass(f"task {name!r}", load_object("task", name), MujocoTask)()
+        base: type[MujocoTask] = MujocoTask  # type: ignore[type-abstract]
+        return concrete_subclass(f"task {name!r}", load_object("task", name), base)()
     if name not in TASKS:
         raise UserError(
             f"unknown task {name!r}.{nearest(name, TASKS)} Tasks: {', '.join(TASKS)}; your own is written "

@@ -38,7 +38,7 @@ class MujocoWarp(MujocoBatch):
         """Raises UserError as MujocoBatch does, and for an absent GPU."""
         self.xp = self._torch = import_required("torch", family=self.family, extra=self.extra)
         warp: Any = import_required("warp", family=self.family, extra=self.extra)
-        warp.config.quiet = True
+        warp.config.log_level = warp.LOG_WARNING  # else it prints each kernel that it loads
         self._library: Any = import_required("mujoco_warp", family=self.family, extra=self.extra)
         super().__init__(settings, task, num_envs)
         self._warp = warp

@@ -16,15 +16,19 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.load import create_envs
+from interlace.robots.envs.spec import select_row
 from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
-from interlace.rollouts.envs.spec import Observation, SimulatorError
+from interlace.rollouts.envs.spec import SimulatorError
 from interlace.runtime.process.child import become_child, frame_message, receive
 
 NO_JOB = 0xFFFFFFFF
 """Number of the messages of a process before its first answer: an EnvSpec, then PREPARED when it accepts jobs. A
 UserError replaces either."""
 PREPARED = "prepared"
+GATHER_S = 0.002
+"""Seconds that a family that steps many environments at once waits for the next job. The actions of a policy's batch
+arrive one after another, and a call takes as long for one environment as for all."""
 
 
 def serve_envs(
@@ -51,14 +55,38 @@ def serve_envs(
             connection.sendall(frame_message(NO_JOB, error))
             return
         connection.sendall(frame_message(NO_JOB, PREPARED))
+        running = None if isinstance(envs, SimulatedEnvs) else set[int]()
         while True:
-            numbered = [receive(connection)]
-            # A family that steps many environments at once runs all waiting jobs in one call.
-            while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
-                numbered.append(receive(connection))
+            numbered = receive_jobs(connection, running)
             answers = _answer_jobs(envs, [job for _, job in numbered])
+            if running is not None:
+                _note_ends(running, [job for _, job in numbered], answers)
             for (number, _), answer in zip(numbered, answers, strict=True):
                 connection.sendall(frame_message(number, answer))
+
+
+def receive_jobs(connection: socket.socket, running: set[int] | None) -> list[tuple[int, SlotJob]]:
+    """Waits for a job, then takes all that have arrived; returns them with their numbers.
+
+    running: environments whose episodes run. While one of them has no job here, the next job has GATHER_S to arrive. If
+    None, one job is taken.
+    """
+    numbered = [receive(connection)]
+    while running is not None:
+        lacking = running.difference(job.slot for _, job in numbered)
+        if not select.select([connection], [], [], GATHER_S if lacking else 0)[0]:
+            break
+        numbered.append(receive(connection))
+    return numbered
+
+
+def _note_ends(running: set[int], jobs: Sequence[SlotJob], answers: Sequence[SlotAnswer]) -> None:
+    """Adds the environments that were reset to `running`, and removes those whose episodes are over."""
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.error or (isinstance(answer.value, SlotChunk) and answer.value.ended):
+            running.discard(job.slot)
+        elif job.start is not None:
+            running.add(job.slot)
 
 
 def _see_only(devices: Sequence[str]) -> None:
@@ -140,7 +168,7 @@ def _run_resets(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
         init_state_ids=[start.init_state for start in starts],
         slots=[job.slot for job in jobs],
     )
-    return [_select_row(found, row) for row in range(len(jobs))]
+    return [select_row(found, row) for row in range(len(jobs))]
 
 
 def _run_job(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
@@ -161,7 +189,7 @@ def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Si
         SimulatorError(result.failures[row])
         if row in result.failures
         else SlotChunk(
-            observation=_select_row(result.observation, row),
+            observation=select_row(result.observation, row),
             reward=result.reward[row],
             valid=result.valid[row],
             terminated=bool(result.terminated[row].any()),
@@ -170,7 +198,3 @@ def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Si
         )
         for row in range(len(jobs))
     ]
-
-
-def _select_row(observation: Observation, row: int) -> Observation:
-    return {name: array[row] for name, array in observation.items()}

@@ -9,7 +9,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.robots.envs.base import TaskSimulator
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.spec import ChunkResult, EnvSettings
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, EnvSpec, Observation
 
@@ -55,6 +55,25 @@ def check_actions(actions: Array, num: int, size: int) -> Array:
             f"actions of shape {given.shape} for {num} environments: it must be [n, K, A] with n = {num} and A = {size}"
         )
     return given
+
+
+def choose_slots(slots: Sequence[int] | None, num_envs: int) -> Sequence[int]:
+    """Returns the environments of a call; see VectorEnv."""
+    return range(num_envs) if slots is None else [int(slot) for slot in slots]
+
+
+def make_empty_result(num: int, num_actions: int) -> ChunkResult:
+    """Returns a result of `num` environments without a valid action."""
+    shape = (num, num_actions)
+    return ChunkResult(
+        observation={},
+        reward=np.zeros(shape, np.float32),
+        terminated=np.zeros(shape, np.bool_),
+        truncated=np.zeros(shape, np.bool_),
+        valid=np.zeros(shape, np.bool_),
+        success=np.zeros(num, np.bool_),
+        failures={},
+    )
 
 
 def check_task_id(task: int, settings: EnvSettings) -> None:

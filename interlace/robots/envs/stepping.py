@@ -15,9 +15,11 @@ from interlace.robots.envs.slots import (
     EnvSlot,
     check_actions,
     check_task_id,
+    choose_slots,
     describe_error,
     find_invalid_array,
     find_invalid_reward,
+    make_empty_result,
     make_offload_error,
     make_reset_error,
     make_spec,
@@ -138,7 +140,7 @@ class SimulatedEnvs(VectorEnv):
         slots: Sequence[int] | None = None,
     ) -> Observation:
         """Starts episodes; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             found.append(self._reset_slot(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
@@ -146,19 +148,9 @@ class SimulatedEnvs(VectorEnv):
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
         """Executes a chunk; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         given = check_actions(actions, len(chosen), self.spec.action.size)
-        shape = given.shape[:2]
-        flags = [np.zeros(shape, np.bool_) for _ in range(3)]
-        result = ChunkResult(
-            observation={},
-            reward=np.zeros(shape, np.float32),
-            terminated=flags[0],
-            truncated=flags[1],
-            valid=flags[2],
-            success=np.zeros(len(chosen), np.bool_),
-            failures={},
-        )
+        result = make_empty_result(*given.shape[:2])
         failures = {}
         for row, slot in enumerate(chosen):
             if reason := self._step_slot(slot, given[row], result, row):
@@ -167,30 +159,32 @@ class SimulatedEnvs(VectorEnv):
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the current observations."""
-        return stack_observations([self._simulators.slots[slot].observation for slot in self._choose_slots(slots)])
+        return stack_observations(
+            [self._simulators.slots[slot].observation for slot in choose_slots(slots, self.num_envs)]
+        )
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv."""
         found = []
-        for slot in self._choose_slots(slots):
+        for slot in choose_slots(slots, self.num_envs):
             self._simulators.save(slot)
             found.append(pickle.dumps(self._simulators.slots[slot], protocol=5))
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
         """Restores states; see VectorEnv."""
-        for slot, state in zip(self._choose_slots(slots), states, strict=True):
+        for slot, state in zip(choose_slots(slots, self.num_envs), states, strict=True):
             found: EnvSlot = pickle.loads(state)
             self._simulators.slots[slot] = found
             self._simulators.forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
-        return [self._draw_picture(self._simulators.enter(slot)) for slot in self._choose_slots(slots)]
+        return [self._draw_picture(self._simulators.enter(slot)) for slot in choose_slots(slots, self.num_envs)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
         """Returns a scripted expert's next actions. Beyond the end of an episode, its last action is repeated."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         return np.stack([self._play_expert(self._simulators.enter(slot), count) for slot in chosen])
 
     def offload(self) -> None:
@@ -238,9 +232,6 @@ class SimulatedEnvs(VectorEnv):
             if count > 1:
                 simulator.load(state)
         return np.stack(found)
-
-    def _choose_slots(self, slots: Sequence[int] | None) -> Sequence[int]:
-        return range(self.num_envs) if slots is None else [int(slot) for slot in slots]
 
     def _reset_slot(self, slot: int, start: Start) -> Observation:
         check_task_id(start.task, self._settings)
