@@ -1,7 +1,7 @@
 """MJX: MuJoCo in JAX, a batch of environments per call, on a CPU or a GPU (`pip install 'interlace[mjx]'`).
 
-Tasks: mujoco_tasks.py. JAX compiles the step for each task and number of environments: seconds for a model without
-contacts, about a minute with contacts. Tensors are JAX arrays, which torch reads through DLPack without a copy.
+Tasks: mujoco_tasks.py. JAX compiles the step for each task and number of environments: seconds of CPU time without
+contacts, several times as long with them. Tensors are JAX arrays, which torch reads through DLPack without a copy.
 """
 
 import os
