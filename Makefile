@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-loggers test-gguf test-lerobot test-faults test-soak check docs bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-batch-simulators test-loggers test-gguf test-lerobot test-faults test-soak check docs bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -39,6 +39,12 @@ test-simulators: .venv-simulators/.installed
 	$(if $(VULKAN_DRIVER),VK_ICD_FILENAMES=$(VULKAN_DRIVER)) .venv-simulators/bin/python -m pytest -k "maniskill or libero or timm or hdf5" \
 		tests/contract/test_envs.py tests/e2e/test_robot.py tests/unit/robots/datasets/test_hdf5.py \
 		tests/unit/robots/models/test_openvla.py $(PYTEST_ARGS)
+
+# Tests of MJX and MuJoCo Warp, which step many environments in one call, in a separate environment without MetaWorld.
+test-batch-simulators: .venv-batch/.installed
+	.venv-batch/bin/python -m pytest -k "mjx or warp" \
+		tests/contract/test_envs.py tests/unit/robots/envs/test_batch.py tests/e2e/test_robot.py $(PYTEST_ARGS)
+	.venv-batch/bin/python -m pytest -m slow -k "profiled and mjx" tests/e2e/test_gallery.py $(PYTEST_ARGS)
 
 # Tests of the loggers whose packages are large, in a separate environment without torch.
 test-loggers: .venv-loggers/.installed
@@ -80,7 +86,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm .venv-simulators .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-simulators .venv-batch .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -137,6 +143,17 @@ SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
 	@.venv-simulators/bin/python -c 'import torchvision' 2>/dev/null || .venv-simulators/bin/python -m pip uninstall --quiet --yes torchvision
 	@$(SIMULATORS_PIP) --no-deps --editable .
+	@touch $@
+
+# The extra robots without metaworld, whose mujoco conflicts with that of MJX and MuJoCo Warp.
+BATCH_PIP := .venv-batch/bin/python -m pip install --quiet
+.venv-batch/.installed: pyproject.toml tests/contract/environment_requirements.py
+	@echo 'installing MJX and MuJoCo Warp into .venv-batch (a minute or two, once)'
+	@test -x .venv-batch/bin/python || $(PYTHON) -m venv .venv-batch
+	@.venv-batch/bin/python tests/contract/environment_requirements.py \
+		--extra robots --extra mjx --extra warp --without torch --without metaworld > .venv-batch/requirements.txt
+	@$(BATCH_PIP) torch==2.13.0 --requirement .venv-batch/requirements.txt
+	@$(BATCH_PIP) --no-deps --editable .
 	@touch $@
 
 .venv-docs/.installed: pyproject.toml tests/contract/environment_requirements.py

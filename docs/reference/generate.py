@@ -35,7 +35,7 @@ from interlace.engines.rollout import config as engine_configs
 from interlace.engines.rollout.config import EngineConfig
 from interlace.forecast.plan import PlanSettings
 from interlace.robots import envs
-from interlace.robots.envs.base import Simulator
+from interlace.robots.envs.base import TaskSimulator
 from interlace.robots.serving.settings import ServingSettings
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
@@ -124,7 +124,7 @@ def episode_tables() -> Iterator[str]:
     yield from choice_tables("episode", choices, EpisodeConfig, "episode.")
     yield "### Settings of environments"
     families = {
-        name: find_class("environment", envs, name, Simulator).Settings for name in class_names(envs, Simulator)
+        name: find_class("environment", envs, name, TaskSimulator).Settings for name in class_names(envs, TaskSimulator)
     }
     yield from choice_tables("episode.env.family", families, Config, "episode.env.settings.")
 

@@ -5,7 +5,7 @@ import multiprocessing
 import tempfile
 import time
 from abc import ABCMeta
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,10 +14,12 @@ import numpy as np
 
 from interlace.robots.envs import load
 from interlace.robots.envs.base import Simulator, Step, VectorEnv
+from interlace.robots.envs.batch import BatchSettings, BatchSimulator, BatchStep
 from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.spec import ChunkResult, EnvSettings
 from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
+from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 
@@ -63,12 +65,24 @@ FAMILIES = [
         library="gymnasium",
     ),
     Family(name="maniskill", settings={"tasks": ["PushCube-v1"], "horizon": 12}, tolerance=1e-4, library="mani_skill"),
+    Family(
+        name="mjx", settings={"tasks": ["cartpole-balance", "cartpole-swingup"], "horizon": 20}, library="mujoco.mjx"
+    ),
+    Family(
+        name="mjx",
+        settings={"tasks": ["cartpole-swingup"], "horizon": 12, "action_repeat": 2, "frame_stack": 3},
+        library="mujoco.mjx",
+    ),
+    Family(name="mujoco_warp", settings={"tasks": ["push"], "horizon": 12}, library="mujoco_warp"),
     Family(name="libero", settings={"tasks": ["libero_spatial/0"], "horizon": 12}, library="libero"),
     Family(
         name="gymnasium", settings={"tasks": ["tests.contract.retraced:Odd-v0"], "horizon": 12}, library="gymnasium"
     ),
     Family(name="imagined", settings={"tasks": ["dream"], "horizon": 12, "max_disagreement": 1e9}),
     Family(name="tests.contract.envs:Walk", settings={"tasks": ["left", "right"], "horizon": 12}),
+    Family(
+        name="tests.contract.envs:WalkBatch", settings={"tasks": ["left", "right"], "horizon": 12, "frame_stack": 3}
+    ),
 ]
 
 
@@ -135,6 +149,62 @@ class Walk(Simulator):
         picture = np.zeros((8, 64, 3), np.uint8)
         picture[:, int(np.clip(32 + 8 * self.place, 0, 63))] = 255
         return picture
+
+
+class WalkBatchSettings(WalkSettings, BatchSettings):
+    """Settings of WalkBatch."""
+
+
+class WalkBatch(BatchSimulator):
+    """Points on a line that are stepped together, with numpy as the library of tensors."""
+
+    Settings = WalkBatchSettings
+    settings: WalkBatchSettings
+    xp = np
+
+    def __init__(self, settings: WalkBatchSettings, task: str, num_envs: int) -> None:
+        super().__init__(settings, task, num_envs)
+        self.goal = 3.0 if task == "right" else -3.0
+        self.places = np.zeros(num_envs, np.float32)
+        self.calls: list[tuple[str, int]] = []
+        """Name of each call and number of its environments."""
+
+    observation_spec = property(lambda self: {"state": ArraySpec(shape=(2,), dtype="float32")})
+    action_spec = property(lambda self: ActionSpec(low=-np.ones(1, np.float32), high=np.ones(1, np.float32)))
+    instruction = property(lambda self: f"go {self.task}")
+
+    def to_device(self, array: Array) -> np.ndarray:
+        return np.array(array)
+
+    def to_host(self, array: np.ndarray) -> Array:
+        return array
+
+    def reset(self, mask: np.ndarray, starts: Mapping[int, Start]) -> None:
+        self.calls.append(("reset", int(mask.sum())))
+        for row, start in starts.items():
+            self.places[row] = np.random.default_rng(start.init_state).uniform(-1, 1)
+
+    def step(self, actions: np.ndarray, mask: np.ndarray) -> BatchStep:
+        self.calls.append(("step", int(mask.sum())))
+        self.places = np.where(mask, self.places + actions[:, 0], self.places)
+        beyond = mask & (self.places > self.settings.fault_at)
+        if self.settings.fault == "raise" and beyond.any():
+            raise RuntimeError("the wheel came off")
+        if self.settings.fault == "nan":
+            self.places[beyond] = np.nan
+        none, distance = np.zeros(self.num_envs, np.bool_), np.abs(self.goal - self.places)
+        return BatchStep(reward=-distance, terminated=none, truncated=none, success=distance < 0.5)
+
+    def observe(self, mask: np.ndarray) -> Mapping[str, np.ndarray]:
+        self.calls.append(("observe", int(mask.sum())))
+        return {"state": np.stack([self.places, np.full_like(self.places, self.goal)], axis=-1)}
+
+    def save(self, rows: Sequence[int]) -> list[object]:
+        return [float(self.places[row]) for row in rows]
+
+    def load(self, states: Mapping[int, object]) -> None:
+        for row, state in states.items():
+            self.places[row] = state
 
 
 class HeavyInProcess(ABCMeta):

@@ -31,7 +31,10 @@ CHANGES = {
 """Changes of single recipes: models that are not downloaded are replaced."""
 SIZES = {"student": (576, 1536, 30, 9, 3), "teacher": (960, 2560, 32, 15, 5)}
 """SmolLM2-135M and 360M: hidden size, MLP, layers, heads and key-value heads."""
-PACKAGES = {"maniskill": "mani_skill", "libero": "libero", "react": "langgraph", "program": "openai"}
+PACKAGES = {
+    **{"maniskill": "mani_skill", "libero": "libero", "robot-mjx": "mujoco.mjx"},
+    **{"react": "langgraph", "program": "openai"},
+}
 
 
 def list_profiled() -> list[str]:

@@ -144,10 +144,15 @@ def test_a_run_is_evaluated_on_a_task_that_it_was_not_trained_on(tmp_path: Path)
     assert found.sampled_accuracy is not None
 
 
-@pytest.mark.parametrize(("name", "library"), [("maniskill", "mani_skill"), ("libero", "libero")])
-def test_recipes_of_other_simulators_run_or_say_which_extra_they_need(tmp_path: Path, name: str, library: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [("maniskill", "mani_skill", "maniskill"), ("libero", "libero", "libero"), ("robot-mjx", "mujoco.mjx", "mjx")],
+)
+def test_recipes_of_other_simulators_run_or_say_which_extra_they_need(
+    tmp_path: Path, name: str, library: str, extra: str
+) -> None:
     if find_spec(library) is None:
-        with pytest.raises(UserError, match=rf"pip install 'interlace\[{name}\]'"):
+        with pytest.raises(UserError, match=rf"pip install 'interlace\[{extra}\]'"):
             check_recipe(load_recipe(name))
         return
     settings = ["steps=1", "task.starts.heldout_size=0", "logging.loggers=[]"]

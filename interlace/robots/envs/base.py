@@ -1,7 +1,8 @@
 """Interface of environments: many of one family in parallel, reset individually and stepped by chunks of actions.
 
 A family is a file of this folder with a subclass of `Simulator` (one environment at a time; `SimulatedEnvs` makes a
-vector of it) or of `VectorEnv` (a simulator that steps many at once). A user's family is `package.module:Name`.
+vector of it) or of `BatchSimulator` (a batch at once on a device; `BatchedEnvs`). A user's family is
+`package.module:Name`, one of these or a `VectorEnv`.
 """
 
 import importlib
@@ -31,18 +32,15 @@ class Step:
     success: bool = False
 
 
-class Simulator(ABC):
-    """One environment of one task at a time. An exception ends the episode in which it is raised."""
+class TaskSimulator(ABC):
+    """Settings, task and shapes of a simulator, of one environment (Simulator) or of a batch (BatchSimulator)."""
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
-    swaps: ClassVar[bool] = False
-    """True if load() is fast and exact: one simulator per task then serves all environments by swapping states."""
-    keeps_starts: ClassVar[bool] = True
-    """False if the same start may give another state later, so that states after a reset are not cached."""
+    """Class of the settings of a family of environments."""
     moves_camera: ClassVar[bool] = False
     """True if the simulator applies `camera_change`."""
     memory_bytes: ClassVar[int] = 0
-    """Approximate host memory of one simulator; 0 if negligible."""
+    """Approximate host memory of one simulator, or of one environment of a batch; 0 if negligible."""
 
     def __init__(self, settings: Any, task: str) -> None:
         """settings: an instance of the class's `Settings`. Raises UserError for an unknown task or no renderer, and for
@@ -59,16 +57,30 @@ class Simulator(ABC):
 
     @property
     @abstractmethod
-    def observation_spec(self) -> dict[str, ArraySpec]: ...
+    def observation_spec(self) -> dict[str, ArraySpec]:
+        """Names, shapes and types of the arrays of an observation."""
 
     @property
     @abstractmethod
-    def action_spec(self) -> ActionSpec: ...
+    def action_spec(self) -> ActionSpec:
+        """Ranges of the numbers of an action."""
 
     @property
     def instruction(self) -> str:
         """Instruction of the task; empty if the family has none."""
         return ""
+
+    def close(self) -> None:  # noqa: B027 - most simulators hold nothing that Python does not free
+        """Frees the simulator's resources."""
+
+
+class Simulator(TaskSimulator):
+    """One environment of one task at a time. An exception ends the episode in which it is raised."""
+
+    swaps: ClassVar[bool] = False
+    """True if load() is fast and exact: one simulator per task then serves all environments by swapping states."""
+    keeps_starts: ClassVar[bool] = True
+    """False if the same start may give another state later, so that states after a reset are not cached."""
 
     @abstractmethod
     def reset(self, init_state: int, seed: int) -> None:
@@ -100,9 +112,6 @@ class Simulator(ABC):
     def expert_action(self) -> Array:
         """Returns a scripted expert's action for the current state, [A]. Raises UserError if the task has no expert."""
         raise UserError(f"{type(self).__name__} has no scripted expert for task {self.task!r}")
-
-    def close(self) -> None:  # noqa: B027 - most simulators hold nothing that Python does not free
-        """Frees the simulator's resources."""
 
 
 class RetracedSimulator(Simulator):
@@ -162,6 +171,9 @@ class VectorEnv(ABC):
     def __init__(self, settings: Any, num_envs: int) -> None:
         """settings: an instance of the class's `Settings`."""
         self.settings, self.num_envs = settings, num_envs
+
+    def prepare(self) -> None:  # noqa: B027 - few families compile
+        """Does work that takes long and that `spec` does not need, such as compiling. Called once, before reset()."""
 
     @abstractmethod
     def reset(

@@ -10,7 +10,9 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.host_memory import available_bytes
 from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
-from interlace.robots.envs.base import Simulator, VectorEnv
+from interlace.robots.envs.base import Simulator, TaskSimulator, VectorEnv
+from interlace.robots.envs.batch import BatchSettings, BatchSimulator
+from interlace.robots.envs.batched_envs import BatchedEnvs
 from interlace.robots.envs.spec import EnvSettings
 from interlace.robots.envs.stepping import SimulatedEnvs
 
@@ -19,7 +21,8 @@ class EnvConfig(Config):
     """Environments of a run, and the processes that simulate them."""
 
     family: str
-    """Family of this folder (metaworld, gymnasium, maniskill, libero, imagined), or your own: package.module:Class."""
+    """Family of this folder (metaworld, gymnasium, maniskill, libero, mjx, mujoco_warp, imagined), or your own:
+    package.module:Class."""
     settings: dict[str, object] = Field(default_factory=dict)
     """Settings of the family: `tasks`, `horizon`, `action_repeat` and others, including family-specific ones."""
     num_envs: int = Field(default=8, ge=1)
@@ -44,40 +47,48 @@ class EnvConfig(Config):
 
 def env_family_names() -> list[str]:
     """Lists the built-in families, sorted."""
-    return class_names(_load_package(), Simulator)
+    return class_names(_load_package(), TaskSimulator)
 
 
 def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
     """Creates environments in this process.
 
-    family: a built-in's name, or a user's `package.module:Class`, a Simulator or a VectorEnv. Raises UserError for an
-    unknown name or setting, a missing library, or environments that do not fit into memory.
+    family: a built-in's name, or a user's `package.module:Class`, a Simulator, a BatchSimulator or a VectorEnv. Raises
+    UserError for an unknown name or setting, a missing library, or environments that do not fit into memory.
     """
     kind, parsed = find_family(family, settings)
-    if issubclass(kind, Simulator):
+    if issubclass(kind, TaskSimulator):
         _check_memory(family, kind, parsed, num_envs)
+    if issubclass(kind, Simulator):
         return SimulatedEnvs(kind, parsed, num_envs)
+    if issubclass(kind, BatchSimulator):
+        assert isinstance(parsed, BatchSettings)
+        return BatchedEnvs(kind, parsed, num_envs)
+    assert issubclass(kind, VectorEnv)
     try:
         return kind(parsed, num_envs)
     except TypeError as error:
         raise UserError(f"environments {family!r} are made as {kind.__name__}(settings, num_envs): {error}.") from error
 
 
-def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simulator] | type[VectorEnv], EnvSettings]:
+def find_family(
+    family: str, settings: Mapping[str, object]
+) -> tuple[type[TaskSimulator] | type[VectorEnv], EnvSettings]:
     """Finds a family's class and reads its settings. Raises UserError."""
     if ":" not in family:
-        builtin = find_class("environment", _load_package(), family, Simulator)  # type: ignore[type-abstract]
+        builtin = find_class("environment", _load_package(), family, TaskSimulator)  # type: ignore[type-abstract]
         return builtin, builtin.Settings.parse(settings, where=f"environment {family}")
     found = load_object("environment", family)
-    base = VectorEnv if isinstance(found, type) and issubclass(found, VectorEnv) else Simulator
-    kind: type[Simulator] | type[VectorEnv] = concrete_subclass(f"environment {family!r}", found, base)
+    bases: tuple[type[TaskSimulator] | type[VectorEnv], ...] = (VectorEnv, BatchSimulator)
+    base = next((each for each in bases if isinstance(found, type) and issubclass(found, each)), Simulator)
+    kind: type[TaskSimulator] | type[VectorEnv] = concrete_subclass(f"environment {family!r}", found, base)
     return kind, kind.Settings.parse(settings, where=f"environment {family}")
 
 
 def simulators_bytes(config: EnvConfig) -> int:
     """Returns the approximate memory of a configuration's simulators; 0 if their family states none."""
     kind, settings = find_family(config.family, config.settings)
-    if not issubclass(kind, Simulator):
+    if not issubclass(kind, TaskSimulator):
         return 0
     return _num_simulators(kind, settings, config.num_envs, config.workers) * kind.memory_bytes
 
@@ -85,20 +96,29 @@ def simulators_bytes(config: EnvConfig) -> int:
 def check_memory(config: EnvConfig) -> None:
     """Raises UserError if the simulators of all processes do not fit into the free memory."""
     kind, settings = find_family(config.family, config.settings)
-    if issubclass(kind, Simulator):
+    if issubclass(kind, TaskSimulator):
         _check_memory(config.family, kind, settings, config.num_envs, config.workers)
 
 
-def _num_simulators(kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int) -> int:
-    return len(settings.tasks) * workers if kind.swaps else num_envs
+def _num_simulators(kind: type[TaskSimulator], settings: EnvSettings, num_envs: int, workers: int) -> int:
+    """Returns the simulators of all processes; those of a batch count once for each environment."""
+    if issubclass(kind, BatchSimulator):
+        return len(settings.tasks) * num_envs
+    return len(settings.tasks) * workers if _swaps(kind) else num_envs
 
 
-def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int = 1) -> None:
+def _swaps(kind: type[TaskSimulator]) -> bool:
+    return issubclass(kind, Simulator) and kind.swaps
+
+
+def _check_memory(
+    family: str, kind: type[TaskSimulator], settings: EnvSettings, num_envs: int, workers: int = 1
+) -> None:
     needed, there = _num_simulators(kind, settings, num_envs, workers) * kind.memory_bytes, available_bytes()
     if needed > there:
         fits = max(1, there // kind.memory_bytes)
         less = f"env.num_envs to {fits} or less"
-        if kind.swaps:
+        if _swaps(kind):
             less = f"env.workers to {max(1, fits // len(settings.tasks))} or less, or give fewer tasks"
         raise UserError(
             f"{num_envs} environments of {family!r} in {workers} processes take about {needed >> 20} MiB, and "

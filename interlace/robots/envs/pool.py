@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.robots.envs.load import EnvConfig, check_memory
-from interlace.robots.envs.process import NO_JOB, serve_envs
+from interlace.robots.envs.process import NO_JOB, PREPARED, serve_envs
 from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, SlotAnswer, SlotJob
 from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
 from interlace.runtime.process.child import frame_message, take_frames
@@ -65,7 +65,8 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         self._config, self._devices = config, tuple(devices)
         self.num_envs, self.counts = config.num_envs, EnvCounts()
         self._spec: Future[EnvSpec] = Future()
-        """Shapes and tasks, once a process has created environments; a UserError if that failed."""
+        """Shapes and tasks, once a process has created environments; a UserError if that failed. Known before a process
+        has compiled its simulators."""
         self.num_processes = min(config.workers, config.num_envs)
         self._homes = [_Home(index=index) for index in range(self.num_processes)]
         self._by_child: dict[Child, _Home] = {}
@@ -165,15 +166,16 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
             self._start_limit(sent)
             self._handle_answer(home, job, content)
 
-    def _handle_introduction(self, child: Child, content: EnvSpec | UserError) -> None:
-        if isinstance(content, UserError):
+    def _handle_introduction(self, child: Child, content: EnvSpec | UserError | str) -> None:
+        if isinstance(content, EnvSpec):
+            if not self._spec.done():
+                self._spec.set_result(content)
+        elif isinstance(content, UserError):
             self._refusal = content
             if not self._spec.done():
                 self._spec.set_exception(content)
-            return
-        self._is_ready(child)
-        if not self._spec.done():
-            self._spec.set_result(content)
+        elif content == PREPARED:
+            self._is_ready(child)
 
     def _handle_answer(self, home: _Home, job: _Job, answer: SlotAnswer) -> None:
         slot = job.work.slot

@@ -16,13 +16,19 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.load import create_envs
+from interlace.robots.envs.spec import select_row
 from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
-from interlace.rollouts.envs.spec import Observation, SimulatorError
+from interlace.rollouts.envs.spec import SimulatorError
 from interlace.runtime.process.child import become_child, frame_message, receive
 
 NO_JOB = 0xFFFFFFFF
-"""Number of the first message of a process: an EnvSpec, or the UserError that prevented it."""
+"""Number of the messages of a process before its first answer: an EnvSpec, then PREPARED when it accepts jobs. A
+UserError replaces either."""
+PREPARED = "prepared"
+GATHER_S = 0.002
+"""Seconds that a family that steps many environments at once waits for the next job. The actions of a policy's batch
+arrive one after another, and a call takes as long for one environment as for all."""
 
 
 def serve_envs(
@@ -43,18 +49,44 @@ def serve_envs(
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
             envs = create_envs(family, settings, num_envs)
+            connection.sendall(frame_message(NO_JOB, envs.spec))
+            envs.prepare()
         except UserError as error:
             connection.sendall(frame_message(NO_JOB, error))
             return
-        connection.sendall(frame_message(NO_JOB, envs.spec))
+        connection.sendall(frame_message(NO_JOB, PREPARED))
+        running = None if isinstance(envs, SimulatedEnvs) else set[int]()
         while True:
-            numbered = [receive(connection)]
-            # A family that steps many environments at once runs all waiting jobs in one call.
-            while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
-                numbered.append(receive(connection))
+            numbered = receive_jobs(connection, running)
             answers = _answer_jobs(envs, [job for _, job in numbered])
+            if running is not None:
+                _note_ends(running, [job for _, job in numbered], answers)
             for (number, _), answer in zip(numbered, answers, strict=True):
                 connection.sendall(frame_message(number, answer))
+
+
+def receive_jobs(connection: socket.socket, running: set[int] | None) -> list[tuple[int, SlotJob]]:
+    """Waits for a job, then takes all that have arrived; returns them with their numbers.
+
+    running: environments whose episodes run. While one of them has no job here, the next job has GATHER_S to arrive. If
+    None, one job is taken.
+    """
+    numbered = [receive(connection)]
+    while running is not None:
+        lacking = running.difference(job.slot for _, job in numbered)
+        if not select.select([connection], [], [], GATHER_S if lacking else 0)[0]:
+            break
+        numbered.append(receive(connection))
+    return numbered
+
+
+def _note_ends(running: set[int], jobs: Sequence[SlotJob], answers: Sequence[SlotAnswer]) -> None:
+    """Adds the environments that were reset to `running`, and removes those whose episodes are over."""
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.error or (isinstance(answer.value, SlotChunk) and answer.value.ended):
+            running.discard(job.slot)
+        elif job.start is not None:
+            running.add(job.slot)
 
 
 def _see_only(devices: Sequence[str]) -> None:
@@ -87,7 +119,7 @@ def _answer_jobs(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
 
 
 def _answer_batch(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
-    """Runs jobs of different environments: chunks of equal length together, then the others one by one."""
+    """Runs jobs of different environments: chunks of equal length together, resets together, then the others."""
     found: dict[int, SlotAnswer] = {}
     together: dict[tuple[int, ...], list[int]] = {}
     for place, job in enumerate(jobs):
@@ -95,9 +127,14 @@ def _answer_batch(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
             together.setdefault(job.actions.shape, []).append(place)
     for places in together.values():
         found |= dict(zip(places, _run_timed(_run_chunks, envs, [jobs[place] for place in places]), strict=True))
+    resets = [place for place, job in enumerate(jobs) if job.start is not None]
+    if len(resets) > 1:
+        answers = _run_timed(_run_resets, envs, [jobs[place] for place in resets])
+        if not answers[0].error:  # else each alone, so that only the start that failed gets the error
+            found |= dict(zip(resets, answers, strict=True))
     for place, job in enumerate(jobs):
         if place not in found:
-            [found[place]] = _run_timed(_run_job, envs, [job])
+            [found[place]] = _run_timed(_run_resets if job.start is not None else _run_job, envs, [job])
     return [found[place] for place in range(len(jobs))]
 
 
@@ -122,14 +159,22 @@ def _run_timed(
     ]
 
 
+def _run_resets(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
+    """Starts an episode in each of several environments."""
+    starts = [job.start for job in jobs if job.start is not None]
+    found = envs.reset(
+        seeds=[start.seed for start in starts],
+        task_ids=[start.task for start in starts],
+        init_state_ids=[start.init_state for start in starts],
+        slots=[job.slot for job in jobs],
+    )
+    return [select_row(found, row) for row in range(len(jobs))]
+
+
 def _run_job(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
-    """Runs one job that is not a chunk."""
+    """Runs one job that is neither a chunk nor a reset."""
     [job] = jobs
     slots = [job.slot]
-    if job.start is not None:
-        start = job.start
-        found = envs.reset(seeds=[start.seed], task_ids=[start.task], init_state_ids=[start.init_state], slots=slots)
-        return [_select_row(found, 0)]
     if job.kind in ("offload", "onload"):
         (envs.offload if job.kind == "offload" else envs.onload)()
         return [None]
@@ -144,7 +189,7 @@ def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Si
         SimulatorError(result.failures[row])
         if row in result.failures
         else SlotChunk(
-            observation=_select_row(result.observation, row),
+            observation=select_row(result.observation, row),
             reward=result.reward[row],
             valid=result.valid[row],
             terminated=bool(result.terminated[row].any()),
@@ -153,7 +198,3 @@ def _run_chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | Si
         )
         for row in range(len(jobs))
     ]
-
-
-def _select_row(observation: Observation, row: int) -> Observation:
-    return {name: array[row] for name, array in observation.items()}

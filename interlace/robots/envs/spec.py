@@ -104,3 +104,8 @@ class ChunkResult:
 def stack_observations(observations: list[Observation]) -> Observation:
     """Stacks observations of single environments to [n, ...]."""
     return {name: np.stack([one[name] for one in observations]) for name in observations[0]} if observations else {}
+
+
+def select_row(observation: Observation, row: int) -> Observation:
+    """Returns the observation of one environment."""
+    return {name: array[row] for name, array in observation.items()}

@@ -3,7 +3,7 @@
 import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,27 +11,25 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import Simulator, VectorEnv
+from interlace.robots.envs.slots import (
+    EnvSlot,
+    check_actions,
+    check_task_id,
+    choose_slots,
+    describe_error,
+    find_invalid_array,
+    find_invalid_reward,
+    make_empty_result,
+    make_offload_error,
+    make_reset_error,
+    make_spec,
+)
 from interlace.robots.envs.spec import ChunkResult, EnvSettings, stack_observations
 from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
+from interlace.rollouts.envs.spec import Array, Observation, SimulatorError
 
 _KEPT_STARTS = 512
 """Number of cached states after a reset, if states are swapped: the samples of a group share an initial state."""
-
-
-@dataclass(slots=True, kw_only=True)
-class EnvSlot:
-    """One environment."""
-
-    start: Start
-    observation: Observation
-    state: Any = None
-    """State of the environment when its simulator last switched to another one."""
-    num_actions: int = 0
-    is_over: bool = False
-    success: bool = False
-    broken: str = ""
-    """Reason why its simulator failed; empty while it works."""
 
 
 class SimulatorStates:
@@ -98,7 +96,7 @@ class SimulatorStates:
     def find(self, task: int, slot: int) -> Simulator:
         """Returns the simulator for an environment and a task. Creates it if necessary. Raises UserError."""
         if self.is_offloaded:
-            raise UserError("the environments are offloaded: onload() comes before the next call")
+            raise make_offload_error()
         place = self._find_place(task, slot)
         if place not in self._simulators:
             self._simulators[place] = self._kind(self._settings, self._settings.tasks[task])
@@ -131,7 +129,7 @@ class SimulatedEnvs(VectorEnv):
         self._kind, self._settings = kind, settings
         self._simulators = SimulatorStates(kind, settings)
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
-        self.spec = self._make_spec()
+        self.spec = make_spec([self._simulators.find(task, 0) for task in range(len(settings.tasks))], settings)
 
     def reset(
         self,
@@ -142,7 +140,7 @@ class SimulatedEnvs(VectorEnv):
         slots: Sequence[int] | None = None,
     ) -> Observation:
         """Starts episodes; see VectorEnv."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             found.append(self._reset_slot(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
@@ -150,25 +148,9 @@ class SimulatedEnvs(VectorEnv):
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
         """Executes a chunk; see VectorEnv."""
-        chosen = self._choose_slots(slots)
-        given = np.asarray(actions)
-        size = self.spec.action.size
-        if given.ndim != 3 or len(given) != len(chosen) or given.shape[2] != size:
-            raise UserError(
-                f"actions of shape {given.shape} for {len(chosen)} environments: it must be [n, K, A] with "
-                f"n = {len(chosen)} and A = {size}"
-            )
-        shape = given.shape[:2]
-        flags = [np.zeros(shape, np.bool_) for _ in range(3)]
-        result = ChunkResult(
-            observation={},
-            reward=np.zeros(shape, np.float32),
-            terminated=flags[0],
-            truncated=flags[1],
-            valid=flags[2],
-            success=np.zeros(len(chosen), np.bool_),
-            failures={},
-        )
+        chosen = choose_slots(slots, self.num_envs)
+        given = check_actions(actions, len(chosen), self.spec.action.size)
+        result = make_empty_result(*given.shape[:2])
         failures = {}
         for row, slot in enumerate(chosen):
             if reason := self._step_slot(slot, given[row], result, row):
@@ -177,30 +159,32 @@ class SimulatedEnvs(VectorEnv):
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the current observations."""
-        return stack_observations([self._simulators.slots[slot].observation for slot in self._choose_slots(slots)])
+        return stack_observations(
+            [self._simulators.slots[slot].observation for slot in choose_slots(slots, self.num_envs)]
+        )
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv."""
         found = []
-        for slot in self._choose_slots(slots):
+        for slot in choose_slots(slots, self.num_envs):
             self._simulators.save(slot)
             found.append(pickle.dumps(self._simulators.slots[slot], protocol=5))
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
         """Restores states; see VectorEnv."""
-        for slot, state in zip(self._choose_slots(slots), states, strict=True):
+        for slot, state in zip(choose_slots(slots, self.num_envs), states, strict=True):
             found: EnvSlot = pickle.loads(state)
             self._simulators.slots[slot] = found
             self._simulators.forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
-        return [self._draw_picture(self._simulators.enter(slot)) for slot in self._choose_slots(slots)]
+        return [self._draw_picture(self._simulators.enter(slot)) for slot in choose_slots(slots, self.num_envs)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
         """Returns a scripted expert's next actions. Beyond the end of an episode, its last action is repeated."""
-        chosen = self._choose_slots(slots)
+        chosen = choose_slots(slots, self.num_envs)
         return np.stack([self._play_expert(self._simulators.enter(slot), count) for slot in chosen])
 
     def offload(self) -> None:
@@ -227,7 +211,7 @@ class SimulatedEnvs(VectorEnv):
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{simulator.task!r} cannot be drawn: {_describe_error(error)}") from error
+            raise UserError(f"{simulator.task!r} cannot be drawn: {describe_error(error)}") from error
 
     def _play_expert(self, simulator: Simulator, count: int) -> Array:
         """Returns the next actions [count, A] of the expert, which acts on a copy of the state."""
@@ -243,36 +227,14 @@ class SimulatedEnvs(VectorEnv):
         except UserError:
             raise
         except Exception as error:
-            raise SimulatorError(f"the expert of {simulator.task!r} raised {_describe_error(error)}") from error
+            raise SimulatorError(f"the expert of {simulator.task!r} raised {describe_error(error)}") from error
         finally:
             if count > 1:
                 simulator.load(state)
         return np.stack(found)
 
-    def _make_spec(self) -> EnvSpec:
-        simulators = [self._simulators.find(task, 0) for task in range(len(self._settings.tasks))]
-        first = simulators[0]
-        for other in simulators[1:]:
-            if other.observation_spec != first.observation_spec or not _have_equal_actions(other, first):
-                raise UserError(
-                    f"tasks {first.task!r} and {other.task!r} differ in the shape of observations or actions; "
-                    "one policy serves tasks that are alike in both"
-                )
-        texts = [self._settings.instructions.get(one.task, one.instruction) for one in simulators]
-        return EnvSpec(
-            observation=first.observation_spec,
-            action=first.action_spec,
-            tasks=self._settings.tasks,
-            instructions=tuple(texts),
-            horizon=self._settings.horizon,
-        )
-
-    def _choose_slots(self, slots: Sequence[int] | None) -> Sequence[int]:
-        return range(self.num_envs) if slots is None else [int(slot) for slot in slots]
-
     def _reset_slot(self, slot: int, start: Start) -> Observation:
-        if not 0 <= start.task < len(self._settings.tasks):
-            raise UserError(f"task id {start.task}: there are {len(self._settings.tasks)} tasks, from 0")
+        check_task_id(start.task, self._settings)
         self._simulators.drop_other_tasks(slot, start.task)
         simulator = self._simulators.find(start.task, slot)
         kept = self._starts.get(start) if self._kind.swaps else None
@@ -289,8 +251,8 @@ class SimulatedEnvs(VectorEnv):
         except UserError:
             raise
         except Exception as error:
-            raise SimulatorError(f"the reset of {simulator.task!r} raised {_describe_error(error)}") from error
-        if reason := _find_invalid_array(observation):
+            raise SimulatorError(f"the reset of {simulator.task!r} raised {describe_error(error)}") from error
+        if reason := find_invalid_array(observation):
             raise SimulatorError(f"the reset of {simulator.task!r} gave {reason}")
         self._simulators.slots[slot] = EnvSlot(start=start, observation=observation)
         self._simulators.set_present(start.task, slot)
@@ -306,14 +268,14 @@ class SimulatedEnvs(VectorEnv):
         """
         one = self._simulators.slots.get(slot)
         if one is None:
-            raise UserError(f"environment {slot} was not reset before its first chunk")
+            raise make_reset_error(slot)
         if not one.is_over:
             try:
                 one.broken = self._run_actions(one, self._simulators.enter(slot), actions, result, row)
             except UserError:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a simulator ends only this episode
-                one.broken = f"it raised {_describe_error(error)}"
+                one.broken = f"it raised {describe_error(error)}"
             if one.broken:
                 one.is_over = True
                 self._simulators.forget(slot)
@@ -339,9 +301,7 @@ class SimulatedEnvs(VectorEnv):
                 one.is_over = True
                 break
         observation = simulator.observe()
-        reason = _find_invalid_array(observation) or (
-            "" if np.isfinite(result.reward[row]).all() else "a reward that is NaN"
-        )
+        reason = find_invalid_array(observation) or find_invalid_reward(result.reward[row])
         if reason:
             return f"it gave {reason}"
         one.observation = observation
@@ -350,23 +310,3 @@ class SimulatedEnvs(VectorEnv):
     def _clip_action(self, action: Array) -> Array:
         bounds = self.spec.action
         return action if bounds.num_choices else np.clip(action, bounds.low, bounds.high)
-
-
-def _have_equal_actions(one: Simulator, other: Simulator) -> bool:
-    mine, its = one.action_spec, other.action_spec
-    return (
-        mine.num_choices == its.num_choices
-        and np.array_equal(mine.low, its.low)
-        and np.array_equal(mine.high, its.high)
-    )
-
-
-def _find_invalid_array(observation: Observation) -> str:
-    for name, array in observation.items():
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            return f"an observation {name!r} with NaN or infinity"
-    return ""
-
-
-def _describe_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,374 @@
+"""Vector of environments over batch simulators, one for each task: all environments of a call are stepped together.
+
+Shapes: B = environments of a simulator, n = environments of a call, K = actions of a chunk, A = numbers of one action.
+"""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.core.types import FloatArray
+from interlace.robots.envs.base import VectorEnv
+from interlace.robots.envs.batch import BatchSettings, BatchSimulator, DeviceArray
+from interlace.robots.envs.slots import (
+    EnvSlot,
+    check_actions,
+    check_task_id,
+    choose_slots,
+    describe_error,
+    find_invalid_array,
+    find_invalid_reward,
+    make_empty_result,
+    make_offload_error,
+    make_reset_error,
+    make_spec,
+)
+from interlace.robots.envs.spec import ChunkResult, select_row, stack_observations
+from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import Array, ArraySpec, Observation, SimulatorError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _SavedRow:
+    """State of one environment."""
+
+    state: object
+    """Result of BatchSimulator.save()."""
+    frames: Observation
+    """Stacked observations without [B]; empty if observations are not stacked."""
+
+
+class ChunkRunner:
+    """One batch simulator with its stacked observations. Chunks run on the device; their results are read at the end.
+
+    rows: numbers of environments, in the order of the results.
+    """
+
+    def __init__(self, simulator: BatchSimulator, settings: BatchSettings) -> None:
+        self.simulator, self._settings = simulator, settings
+        self._frames: dict[str, DeviceArray] = {}
+        """[B, ..., F x D] stacked observations, F of D numbers each; empty if observations are not stacked."""
+        xp = simulator.xp
+        self._add_step = simulator.compile(partial(_add_step, xp, settings.end_on_success))
+        self._end_action = simulator.compile(_end_action)
+        self._push_frame = simulator.compile(partial(_push_frame, xp))
+
+    def reset(self, starts: Mapping[int, Start]) -> Observation:
+        """Starts episodes. Returns the observations, [n, ...]."""
+        mask = self._make_mask([*starts])
+        self.simulator.reset(mask, starts)
+        if (count := self._settings.frame_stack) > 1:
+            found = self.simulator.observe(mask)
+            old = self._frames or {name: self._stack_frames([array] * count) for name, array in found.items()}
+            for _ in range(count):
+                old = {name: self._push_frame(old[name], array, mask) for name, array in found.items()}
+            self._frames = old
+        return self.observe([*starts])
+
+    def run(self, rows: Sequence[int], actions: FloatArray, left: NDArray[np.int64]) -> ChunkResult:
+        """Executes a chunk, [n, K, A], within the bounds of actions. left: [n] actions until the horizon, from 1."""
+        simulator, shape = self.simulator, (self.simulator.num_envs, actions.shape[1])
+        given = np.zeros((*shape, actions.shape[2]), np.float32)
+        given[rows] = actions
+        is_last = np.zeros(shape, np.bool_)
+        is_last[rows] = np.arange(shape[1]) == left[:, None] - 1
+        given_BKA, is_last_BK = simulator.to_device(given), simulator.to_device(is_last)
+        none = simulator.to_device(np.zeros(shape[0], np.bool_))
+        zero = simulator.to_device(np.zeros(shape[0], np.float32))
+        active, success = self._make_mask(rows), none
+        columns: list[list[DeviceArray]] = []
+        for k in range(min(shape[1], int(left.max(initial=0)))):
+            flags = (active, zero, none, none, success)
+            for _ in range(self._settings.action_repeat):
+                step = simulator.step(given_BKA[:, k], flags[0])
+                flags = self._add_step(*flags, step.reward, step.terminated, step.truncated, step.success)
+            running, reward, terminated, truncated, success = flags
+            still_active, truncated = self._end_action(running, active, truncated, is_last_BK[:, k])
+            if self._frames:
+                found = simulator.observe(active)
+                self._frames = {name: self._push_frame(self._frames[name], found[name], active) for name in found}
+            columns.append([reward, terminated, truncated, active])
+            active = still_active
+        return self._read_results(rows, shape[1], columns, success)
+
+    def observe(self, rows: Sequence[int]) -> Observation:
+        """Returns the current observations, [n, ...], read from the device."""
+        found = self._frames or self.simulator.observe(self._make_mask(rows))
+        return {name: self.simulator.to_host(array)[list(rows)] for name, array in found.items()}
+
+    def save(self, rows: Sequence[int]) -> list[_SavedRow]:
+        """Returns whole states. Raises UserError if the simulator cannot save them."""
+        states, frames = self.simulator.save(rows), self.observe(rows) if self._frames else {}
+        return [
+            _SavedRow(state=state, frames={name: array[place] for name, array in frames.items()})
+            for place, state in enumerate(states)
+        ]
+
+    def load(self, saved: Mapping[int, _SavedRow]) -> None:
+        """Restores states by the number of the environment."""
+        self.simulator.load({row: one.state for row, one in saved.items()})
+        if self._settings.frame_stack > 1:
+            mask, frames = self._make_mask([*saved]), {}
+            for name, one in next(iter(saved.values())).frames.items():
+                given = np.zeros((self.simulator.num_envs, *one.shape), one.dtype)
+                for row, found in saved.items():
+                    given[row] = found.frames[name]
+                loaded = self.simulator.to_device(given)
+                frames[name] = _select(self.simulator.xp, mask, loaded, self._frames.get(name, loaded))
+            self._frames = frames
+
+    def _make_mask(self, rows: Sequence[int]) -> DeviceArray:
+        mask = np.zeros(self.simulator.num_envs, np.bool_)
+        mask[list(rows)] = True
+        return self.simulator.to_device(mask)
+
+    def _stack_frames(self, frames: Sequence[DeviceArray]) -> DeviceArray:
+        return self.simulator.xp.concatenate(frames, axis=-1)
+
+    def _read_results(
+        self, rows: Sequence[int], num_actions: int, columns: Sequence[Sequence[DeviceArray]], success: DeviceArray
+    ) -> ChunkResult:
+        simulator, result = self.simulator, make_empty_result(len(rows), num_actions)
+        result.success[:] = simulator.to_host(success)[list(rows)]
+        arrays = (result.reward, result.terminated, result.truncated, result.valid)
+        for array, column in zip(arrays, zip(*columns, strict=True), strict=False):
+            array[:, : len(columns)] = simulator.to_host(simulator.xp.stack(list(column), 1))[list(rows)]
+        observation = self.observe(rows)
+        wrong, failures = simulator.find_failures(rows), {}
+        for place, row in enumerate(rows):
+            invalid = find_invalid_array(select_row(observation, place)) or find_invalid_reward(result.reward[place])
+            if reason := wrong.get(row) or (f"it gave {invalid}" if invalid else ""):
+                failures[place] = reason
+        return replace(result, observation=observation, failures=failures)
+
+
+class BatchedEnvs(VectorEnv):
+    """Environments of batch simulators. Environment s is number s of the simulator of its episode's task."""
+
+    def __init__(self, kind: type[BatchSimulator], settings: BatchSettings, num_envs: int) -> None:
+        """Raises UserError if a task cannot be created, or two tasks have different shapes."""
+        super().__init__(settings, num_envs)
+        self._kind, self._settings = kind, settings
+        self._slots: dict[int, EnvSlot] = {}
+        self._runners = {task: self._make_runner(task) for task in range(len(settings.tasks))}
+        self._is_offloaded = False
+        spec = make_spec([runner.simulator for runner in self._runners.values()], settings)
+        self.spec = replace(
+            spec,
+            observation={
+                name: ArraySpec(shape=(*one.shape[:-1], one.shape[-1] * settings.frame_stack), dtype=one.dtype)
+                for name, one in spec.observation.items()
+            },
+        )
+
+    def prepare(self) -> None:
+        """Compiles everything by a reset and two actions: the second call of a compiled function may compile again."""
+        for task, runner in self._runners.items():
+            runner.reset({0: Start(task=task, init_state=0)})
+            for _ in range(2):
+                runner.run([0], np.zeros((1, 1, self.spec.action.size), np.float32), np.ones(1, np.int64))
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int],
+        task_ids: Sequence[int],
+        init_state_ids: Sequence[int],
+        slots: Sequence[int] | None = None,
+    ) -> Observation:
+        """Starts episodes, in one call for each task; see VectorEnv."""
+        chosen = choose_slots(slots, self.num_envs)
+        starts = {}
+        for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
+            check_task_id(int(task), self._settings)
+            starts[slot] = Start(task=int(task), init_state=int(state), seed=int(seed))
+        for task in sorted({start.task for start in starts.values()}):
+            self._reset_task(task, {slot: start for slot, start in starts.items() if start.task == task})
+        return self.observe(chosen)
+
+    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
+        """Executes a chunk in all its environments together; see VectorEnv."""
+        chosen = choose_slots(slots, self.num_envs)
+        given = check_actions(actions, len(chosen), self.spec.action.size)
+        for slot in chosen:
+            if slot not in self._slots:
+                raise make_reset_error(slot)
+        self._check_present()
+        result = make_empty_result(*given.shape[:2])
+        bounds = self.spec.action
+        clipped = np.clip(given, bounds.low, bounds.high).astype(np.float32)
+        for task in sorted(self._runners):
+            self._step_task(task, chosen, clipped, result)
+        for place, slot in enumerate(chosen):
+            result.success[place] = self._slots[slot].success
+        failures = {place: broken for place, slot in enumerate(chosen) if (broken := self._slots[slot].broken)}
+        return replace(result, observation=self.observe(chosen), failures=failures)
+
+    def observe(self, slots: Sequence[int] | None = None) -> Observation:
+        """Returns the observations after each environment's last call."""
+        return stack_observations([self._slots[slot].observation for slot in choose_slots(slots, self.num_envs)])
+
+    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
+        """Returns whole states; see VectorEnv. Raises UserError if the simulator cannot save them."""
+        chosen = choose_slots(slots, self.num_envs)
+        self._save(chosen)
+        return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
+
+    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
+        """Restores states; see VectorEnv."""
+        chosen = choose_slots(slots, self.num_envs)
+        for slot, state in zip(chosen, states, strict=True):
+            self._slots[slot] = pickle.loads(state)
+        self._load(chosen)
+
+    def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
+        """Draws the current states; see VectorEnv."""
+        return [self._find_runner(slot).simulator.render(slot) for slot in choose_slots(slots, self.num_envs)]
+
+    def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
+        """Returns a scripted expert's next actions; see VectorEnv."""
+        chosen = choose_slots(slots, self.num_envs)
+        return np.stack([self._find_runner(slot).simulator.expert_actions(slot, count) for slot in chosen])
+
+    def offload(self) -> None:
+        """Frees the simulators and keeps the states. Raises UserError if the simulator cannot save them."""
+        self._save([*self._slots])
+        self._close_runners()
+        self._is_offloaded = True
+
+    def onload(self) -> None:
+        """Creates the simulators again and continues from the states."""
+        if self._is_offloaded:
+            self._is_offloaded = False
+            self._runners = {task: self._make_runner(task) for task in range(len(self._settings.tasks))}
+            self._load([*self._slots])
+
+    def close(self) -> None:
+        """Frees all resources."""
+        self._close_runners()
+        self._slots.clear()
+
+    def _make_runner(self, task: int) -> ChunkRunner:
+        return ChunkRunner(self._kind(self._settings, self._settings.tasks[task], self.num_envs), self._settings)
+
+    def _close_runners(self) -> None:
+        for runner in self._runners.values():
+            runner.simulator.close()
+        self._runners = {}
+
+    def _check_present(self) -> None:
+        if self._is_offloaded:
+            raise make_offload_error()
+
+    def _find_runner(self, slot: int) -> ChunkRunner:
+        self._check_present()
+        return self._runners[self._slots[slot].start.task]
+
+    def _reset_task(self, task: int, starts: Mapping[int, Start]) -> None:
+        self._check_present()
+        name = self._settings.tasks[task]
+        try:
+            observation = self._runners[task].reset(starts)
+        except UserError:
+            raise
+        except Exception as error:
+            raise SimulatorError(f"the reset of {name!r} raised {describe_error(error)}") from error
+        if reason := find_invalid_array(observation):
+            raise SimulatorError(f"the reset of {name!r} gave {reason}")
+        for place, (slot, start) in enumerate(starts.items()):
+            self._slots[slot] = EnvSlot(start=start, observation=select_row(observation, place))
+
+    def _step_task(self, task: int, chosen: Sequence[int], actions: FloatArray, result: ChunkResult) -> None:
+        """Steps the environments of a task whose episodes are not over. Writes their rows except the observation."""
+        places = [
+            place
+            for place, slot in enumerate(chosen)
+            if (one := self._slots[slot]).start.task == task and not one.is_over
+        ]
+        rows = [chosen[place] for place in places]
+        if not rows:
+            return
+        left = np.array([self._settings.horizon - self._slots[slot].num_actions for slot in rows], np.int64)
+        try:
+            found = self._runners[task].run(rows, actions[places], left)
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of a simulator ends only the episodes of this call
+            for slot in rows:
+                self._slots[slot].broken, self._slots[slot].is_over = f"it raised {describe_error(error)}", True
+            return
+        for name in ("reward", "terminated", "truncated", "valid"):
+            getattr(result, name)[places] = getattr(found, name)
+        for row, slot in enumerate(rows):
+            one = self._slots[slot]
+            one.num_actions += int(found.valid[row].sum())
+            one.success |= bool(found.success[row])
+            one.broken = found.failures.get(row, "")
+            one.is_over = bool(found.ended[row] or one.broken)
+            if not one.broken:
+                one.observation = select_row(found.observation, row)
+
+    def _save(self, slots: Sequence[int]) -> None:
+        """Stores the states of environments in their slots, if they are in the simulators."""
+        for task, runner in self._runners.items():
+            rows = [slot for slot in slots if self._slots[slot].start.task == task]
+            if rows:
+                for slot, state in zip(rows, runner.save(rows), strict=True):
+                    self._slots[slot].state = state
+
+    def _load(self, slots: Sequence[int]) -> None:
+        """Puts the stored states of environments into the simulators, unless they are offloaded."""
+        for task, runner in self._runners.items():
+            if saved := {slot: self._slots[slot].state for slot in slots if self._slots[slot].start.task == task}:
+                runner.load(saved)
+
+
+def _add_step(
+    xp: ModuleType,
+    end_on_success: bool,
+    *arrays: DeviceArray,
+) -> tuple[DeviceArray, ...]:
+    """Adds a simulator step to an action; all arrays are [B].
+
+    arrays: environments that run, then reward, terminated, truncated and success of the action so far, then the same
+    four of the step. Returns the first five after the step.
+    """
+    running, reward, terminated, truncated, success, step_reward, step_terminated, step_truncated, step_success = arrays
+    ends = running & ((step_terminated | step_success) if end_on_success else step_terminated)
+    cut = running & step_truncated & ~ends
+    added = xp.where(running, step_reward, 0 * reward)
+    return (
+        running & ~ends & ~cut,
+        reward + added,
+        terminated | ends,
+        truncated | cut,
+        success | (running & step_success),
+    )
+
+
+def _end_action(
+    running: DeviceArray, active: DeviceArray, truncated: DeviceArray, is_last: DeviceArray
+) -> tuple[DeviceArray, DeviceArray]:
+    """Returns the environments whose episodes continue after an action, and those that a limit ended; all [B].
+
+    running: environments that no step ended. active: environments that began the action.
+    """
+    return running & ~is_last, truncated | (active & running & is_last)
+
+
+def _select(xp: ModuleType, mask: DeviceArray, chosen: DeviceArray, other: DeviceArray) -> DeviceArray:
+    """Returns rows of `chosen` within the mask, and of `other` outside of it."""
+    shaped = mask.reshape(mask.shape[0], *[1] * (len(chosen.shape) - 1))
+    return xp.where(shaped, chosen, other)
+
+
+def _push_frame(xp: ModuleType, frames: DeviceArray, frame: DeviceArray, mask: DeviceArray) -> DeviceArray:
+    """Appends the current observation, [B, ..., D], to stacked ones, [B, ..., F x D], within the mask."""
+    newer = xp.concatenate([frames[..., frame.shape[-1] :], frame], axis=-1)
+    return _select(xp, mask, newer, frames)
