@@ -33,8 +33,8 @@ def dry_run(  # house: the inputs of train()
 ) -> "DryRun":
     """Checks a run as train() does and forecasts its sizes and memory, as `train --dry-run`. Writes nothing.
 
-    The inputs are those of train(). devices: GPUs that need not be here, such as "1x24GB" or "8xH100-80GB"; None takes
-    the devices of the run's cluster. Raises UserError for a run that cannot start.
+    It has the inputs of train(). devices: GPUs that this machine need not have, such as "1x24GB" or "8xH100-80GB"; None
+    takes the devices of the run's cluster. Raises UserError for a run that cannot start.
     """
     hush_libraries()
     inputs = ProgramInputs(

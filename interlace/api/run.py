@@ -238,7 +238,7 @@ class TrainedRun:
             raise UserError(f"{target} is a file. Choose another name, of a folder.")
         if target.exists() and any(target.iterdir()) and not overwrite:
             raise UserError(f"{target} exists already. Replace its files (--overwrite), or choose another folder.")
-        # transformers would read files that an earlier model has and this one does not, such as those of an adapter.
+        # transformers would read files that an earlier model has and this one does not, such as an adapter's.
         for path in [found for pattern in _MODEL for found in target.glob(pattern)]:
             path.unlink()
         shutil.copytree(checkpoint, target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True)

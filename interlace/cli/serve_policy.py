@@ -23,7 +23,7 @@ def make_served_policy(
 ) -> "Recipe | Path":
     """Returns the settings of a run or a recipe, with the model to serve, or the folder of a published policy.
 
-    checkpoint: of a run, as for make_served_recipe(). Raises UserError if there is no such policy or checkpoint.
+    checkpoint: of a run, as for make_served_recipe(). Raises UserError for an unknown policy or checkpoint.
     """
     from interlace.robots.serving.published import is_published_policy
     from interlace.run.recipe.load import load_recipe

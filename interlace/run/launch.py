@@ -93,7 +93,7 @@ class ModelSources:
     logs: Path | None = None
     """Folder for the logs of servers that engines start."""
     engines: Sequence[int] | None = None
-    """Numbers of the engines to start. If None, those of all places."""
+    """Numbers of the engines to start. If None, all places have one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,7 +78,7 @@ class EpisodeLimit:
         return num_running + self._num_kept + num_tokens <= self._settings.share * self._capacity
 
     def expect(self, owner: SampleKey) -> bool:
-        """Records that a turn of a sample is queued. Returns whether its context is here."""
+        """Records that a turn of a sample is queued. Returns whether the engine has its context."""
         if owner not in self._kept:
             return False
         self._returned.add(owner)

@@ -212,7 +212,7 @@ def _read_lengths(run: RunData) -> Lengths:
 
 
 def _count_trained_tokens(run: RunData, prompt_tokens: int, num_devices: int) -> dict[float, float]:
-    """Returns the prompt and response tokens that each step trained on, without those of filtered groups."""
+    """Returns the prompt and response tokens that each step trained on, without the tokens of filtered groups."""
     step_s, samples = dict(run.curve("timing_s/step")), dict(run.curve("samples/trained"))
     rates = run.curve("goodput/trained_tokens_per_device_s")
     return {step: rate * step_s[step] * num_devices + prompt_tokens * samples[step] for step, rate in rates}

@@ -78,7 +78,7 @@ class BatchSimulator(TaskSimulator):
     def reset(self, mask: DeviceArray, starts: Mapping[int, Start]) -> None:
         """Starts an episode in each environment of the mask. starts: its start, by number; see Start.
 
-        A start gives the same state whatever the number and the other environments are.
+        A start gives the same state for any number and any other environments.
         """
 
     @abstractmethod

@@ -101,7 +101,7 @@ def check_memory(config: EnvConfig) -> None:
 
 
 def _num_simulators(kind: type[TaskSimulator], settings: EnvSettings, num_envs: int, workers: int) -> int:
-    """Returns the simulators of all processes; those of a batch count once for each environment."""
+    """Returns the simulators of all processes; a batch counts once for each environment."""
     if issubclass(kind, BatchSimulator):
         return len(settings.tasks) * num_envs
     return len(settings.tasks) * workers if _swaps(kind) else num_envs

@@ -1,4 +1,4 @@
-"""MuJoCo models in simulators that step a batch: what MJX and MuJoCo Warp have in common.
+"""MuJoCo models in simulators that step a batch: the common part of MJX and MuJoCo Warp.
 
 Shapes: B = environments, S = numbers of a state: time, positions, velocities, activations, the accelerations that
 warm-start the solver, controls, applied forces, active equalities, mocap poses and user data.

@@ -9,7 +9,7 @@
 The models are written for this package. The cart-poles have no contacts and no other constraints; in `push`, a sphere
 pushes a box that lies on a floor.
 
-Shapes: B = environments, D = numbers of an observation. Tensors are those of `xp`, torch or jax.numpy.
+Shapes: B = environments, D = numbers of an observation. Tensors are of `xp`, torch or jax.numpy.
 """
 
 from abc import ABC, abstractmethod

@@ -102,7 +102,7 @@ def _have_equal_actions(one: TaskSimulator, other: TaskSimulator) -> bool:
 
 
 def find_invalid_array(observation: Observation) -> str:
-    """Returns a description of an array that is not finite; empty if there is none."""
+    """Returns a description of an array that is not finite; empty if all are finite."""
     for name, array in observation.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             return f"an observation {name!r} with NaN or infinity"
@@ -110,7 +110,7 @@ def find_invalid_array(observation: Observation) -> str:
 
 
 def find_invalid_reward(rewards: FloatArray) -> str:
-    """Returns a description of a reward that is not finite; empty if there is none."""
+    """Returns a description of a reward that is not finite; empty if all are finite."""
     return "" if np.isfinite(rewards).all() else "a reward that is NaN"
 
 

@@ -197,7 +197,7 @@ class ControlLoop:
     def _take_action(
         self, tick: int, observation: Observation, end_s: float, report: ControlReport
     ) -> FloatArray | None:
-        """Returns the chunk's action of a tick; None if there is none yet."""
+        """Returns the chunk's action of a tick; None before the first chunk."""
         self._receive(tick, 0.0, report)
         left = self._rest(tick)
         overlaps = self._settings.mode == "rtc"

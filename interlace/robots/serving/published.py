@@ -121,7 +121,7 @@ def _join_sensed(each: Sequence[Sensed]) -> Sensed:
 
 
 def _load_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
-    """Loads the tokenizer of a policy folder. Raises UserError if there is none."""
+    """Loads the tokenizer of a policy folder. Raises UserError if the folder has none."""
     from transformers import AutoTokenizer
 
     vlm = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("vlm_model_name")

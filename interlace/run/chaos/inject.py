@@ -122,7 +122,7 @@ class Injector:
 
 
 class ChaosProgress(QuietProgress):
-    """Progress of a run under faults, whose notes tell when a worker is back."""
+    """Progress of a run under faults, with a note when a worker is back."""
 
     def __init__(self, injector: Injector) -> None:
         self._injector = injector

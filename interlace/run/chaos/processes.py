@@ -27,7 +27,7 @@ def role_processes(role: str, of: int | None = None) -> list[int]:
 
 
 def _list_names(process: int) -> Sequence[str]:
-    """Returns the names that mark a process: its own, or on Ray those of its threads."""
+    """Returns the names that mark a process: its name, or on Ray the names of its threads."""
     name = read_name(process)
     if name != RANK_ON_RAY:
         return (name,)

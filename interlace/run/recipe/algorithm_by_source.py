@@ -190,7 +190,7 @@ def _check_kind(own: SourceAlgorithm, default: tuple[str, Algorithm]) -> None:
             is_own = getattr(own.algorithm.needs, need)
             has, lacks = (own.name, recipes_name) if is_own else (recipes_name, own.name)
             raise UserError(
-                f"{place} cannot train beside the recipe's algorithm {recipes_name!r}: {has!r} needs {what} for all "
+                f"{place} cannot train with the recipe's algorithm {recipes_name!r}: {has!r} needs {what} for all "
                 f"samples of a step, and {lacks!r} needs none. Take two algorithms with the same needs."
             )
 

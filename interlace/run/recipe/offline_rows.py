@@ -100,7 +100,7 @@ class RowEncoder:
         end = self.tokenizer.eos_token_id
         margin = self._read_margin(prompt)
         pair = make_pair_sample(self.scores(prompt, chosen), self.scores(prompt, rejected), end_id=end, margin=margin)
-        # The tokens that both texts share are the prompt of the sample; text and metadata are those of the row.
+        # The tokens that both texts share are the prompt of the sample; text and metadata are from the row.
         return replace(pair, prompt=replace(prompt, token_ids=pair.prompt.token_ids))
 
     def _read_margin(self, prompt: Prompt) -> float:

@@ -38,7 +38,7 @@ class RaySession:
     def __init__(self, *, is_own: bool, parts: "OwnParts | None" = None) -> None:
         """is_own: whether close() disconnects. An earlier connection of this process is kept.
 
-        parts: the processes of this run beside the ranks.
+        parts: the processes of this run other than the ranks.
         """
         self._is_own, self._parts = is_own, parts
 
