@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interlace.forecast.search.plans import Planned
 
 
-def plan(
+def plan(  # house: typer makes an option of each argument
     recipe: RecipeArgument,
     overrides: Annotated[
         list[str] | None,

@@ -159,12 +159,16 @@ class EngineCalls:
     def release(self, owner: SampleKey) -> None:
         """Releases the KV cache of a sample, with the next call: it has no further turn on this engine."""
         self._ended.append(owner)
-        if self._episodes:
-            self._episodes.drop(owner)
+        self.drop_context(owner)
 
     def order(self, job: Job) -> Job:
         """Returns a job that is about to be queued, before all others if the engine has the context of its sample."""
         return replace(job, order=-math.inf) if self._episodes and self._episodes.expect(job.request.owner) else job
+
+    def drop_context(self, owner: SampleKey) -> None:
+        """Records that a sample has no context here that it will return to."""
+        if self._episodes:
+            self._episodes.drop(owner)
 
     def drop_contexts(self) -> None:
         """Records that the engine has dropped the KV caches between turns."""

@@ -63,6 +63,8 @@ class Homes:
         request = done.request
         before = self._homes.get(request.owner)
         if before is not None:
+            if before.driver is not driver:  # of a concurrent turn
+                before.driver.calls.release(request.owner)
             history = min(before.num_tokens, len(request.prompt_ids))
             self._num_history += history
             self._num_reused += min(history, done.num_cached_tokens)

@@ -338,6 +338,7 @@ class EnginePool:
         driver = self._dispatcher.end_job(request.id)
         is_of_sample = job.max_new_tokens is not None and not response.failure
         if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, response):
+            driver.calls.drop_context(request.owner)  # the sequence may continue on another engine
             self._budget.suspend(self._make_job(response.resumed, job.deliver, job.max_new_tokens, job.on_draft))
             return
         self._dispatcher.tool_waits.end_turn(request.id, driver)

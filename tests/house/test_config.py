@@ -86,6 +86,7 @@ SHARED = {
     "sampler": "of a task and of each source of a mixture; of a flow head; the saved state of one",
     "format": "of a task, and of each source of a mixture",
     "weight": "of a source of a mixture, and of a part of a reward",
+    "initial": "of each limit of sequences that learns",
     "floor": "of the adaptive concurrency, and of a sampler's probability",
     "mixture": "of sources, and of datasets of reasoning-gym",
     "heldout": "of each kind of source",

@@ -19,7 +19,7 @@ class Market(Config):
     name: str
     interruptions_per_node_day: float = Field(ge=0)
     """Failures and withdrawals of a node in a day."""
-    node_devices: int = Field(default=8, ge=1)
+    node_devices: int = Field(ge=1)
     """Devices of a node, which are interrupted together."""
     restart_s: float = Field(ge=0)
     """Seconds from an interruption until the same processes are ready on another node."""

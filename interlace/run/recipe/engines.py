@@ -8,7 +8,6 @@ from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.train.config import training_temperature
 from interlace.run.recipe.config import Recipe, algorithm_of, list_algorithms
 from interlace.run.recipe.layout import num_spanned, num_used
-from interlace.schedule.concurrency import Adaptive
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
@@ -188,9 +187,10 @@ def _check_features(recipe: Recipe, kind: EngineKind, devices: tuple[Device, ...
             "computes. Set schedule.kv_on_switch=recompute (with on_update other than keep)"
         )
     if schedule.follows_kv_use:
-        kind_of = "adaptive" if isinstance(schedule.concurrency, Adaptive) else "episodes"
-        fix = "a number" if kind_of == "adaptive" else "schedule.concurrency.kv_tokens"
-        wanted["kv_use"] = f"schedule.concurrency={kind_of} follows how full the KV cache is. Give {fix}"
+        wanted["kv_use"] = (
+            "schedule.concurrency=adaptive, or episodes without kv_tokens, follows how full the KV cache is. Give a "
+            "number, or schedule.concurrency.kv_tokens"
+        )
     for feature, asked in wanted.items():
         if reason := kind.lacks.get(feature):
             raise UserError(

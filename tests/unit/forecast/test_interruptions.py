@@ -76,10 +76,10 @@ def test_every_shipped_market_can_be_read_and_others_are_files(tmp_path: Path) -
     rates = [load_market(name).interruptions_per_node_day for name in market_names()]
     assert market_names() == ["on-demand", "spot"] and rates == sorted(rates)
     own = tmp_path / "mine.yaml"
-    own.write_text("{name: mine, interruptions_per_node_day: 2, restart_s: 60}")
-    assert load_market(str(own)).node_devices == 8
+    own.write_text("{name: mine, interruptions_per_node_day: 2, node_devices: 4, restart_s: 60}")
+    assert load_market(str(own)).node_devices == 4
     with pytest.raises(UserError, match=r"unknown market 'spott'.*Did you mean 'spot'"):
         load_market("spott")
-    own.write_text("{name: mine, restart_s: 60}")
+    own.write_text("{name: mine, node_devices: 4, restart_s: 60}")
     with pytest.raises(UserError, match="interruptions_per_node_day"):
         load_market(str(own))
