@@ -148,14 +148,16 @@ class ControlLoop:
         After an error the robot executes the safe action once; the error is then raised.
         """
         report = ControlReport(limited=self._limiter.counts)
-        began_s = self._last_chunk_s = time.perf_counter()
+        due_s = self._last_chunk_s = time.perf_counter()
         self._current, self._interventions = None, []
         try:
             for tick in range(max_ticks):
-                due_s = began_s + tick * self._tick_s
                 time.sleep(max(0.0, due_s - time.perf_counter()))
-                report.late_ticks += time.perf_counter() > due_s + self._tick_s
-                action = self._choose_action(tick, due_s + self._tick_s, report)
+                if (now_s := time.perf_counter()) > due_s + self._tick_s:
+                    report.late_ticks += 1
+                    due_s = now_s  # missed ticks are left out: actions in quick succession would be unsafe
+                due_s += self._tick_s
+                action = self._choose_action(tick, due_s, report)
                 done = self._robot.act(action)
                 report.ticks += 1
                 report.returned += done.reward or 0.0
