@@ -167,7 +167,7 @@ def _make_table(outcomes: "Sequence[ScheduleOutcome]", failed: Mapping[str, str]
 
 @for_python
 @in_any_loop
-def plan(
+def plan(  # house: the options of the command
     recipe: str | Path,
     overrides: Sequence[str] = (),
     *,

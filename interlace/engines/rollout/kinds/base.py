@@ -59,6 +59,8 @@ class ServedKind(EngineKind, ABC):
     """Name of the server's dialect."""
     has_socket_file: ClassVar[bool] = False
     """True if the server listens on a socket file in a private folder instead of a port of the loopback address."""
+    reads_manifests: ClassVar[bool] = False
+    """True if the server reads a version from the trainer's shared memory (services/manifest.py)."""
 
     def num_devices(self, pool: str) -> int:  # noqa: ARG002 - equal for all pools
         return self.config.tensor_parallel_size
@@ -98,6 +100,7 @@ class ServedKind(EngineKind, ABC):
             limits=limits,
             weights=LiveWeights(empty_model(site.model)),
             folder=opened.folder / MODEL,
+            manifest_reader=opened.pid if self.reads_manifests else None,
             memory=EngineMemory(
                 weights=capacity.weight_bytes or size.weight_bytes,
                 kv_cache=capacity.kv_bytes,
@@ -134,12 +137,15 @@ class ServedKind(EngineKind, ABC):
                     reason = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else error
                     raise NotAdoptedError(f"the server at {server.address.url} was ended: {reason}") from error
                 adopted = f"the server at {server.address.url}, which runs already, is adopted"
-                return _OpenServer(link=link, capacity=capacity, folder=server.lease.folder, notes=(adopted,))
+                return _OpenServer(
+                    link=link, capacity=capacity, pid=server.pid, folder=server.lease.folder, notes=(adopted,)
+                )
         except NotAdoptedError as error:
             notes = (f"{error}; another one is started",)
         server = self._make_server(loaded, site, size)
         link = link_to(server)
-        return _OpenServer(link=link, capacity=link.open(), folder=server.lease.folder, notes=notes)
+        capacity = link.open()
+        return _OpenServer(link=link, capacity=capacity, pid=server.pid, folder=server.lease.folder, notes=notes)
 
     def _adopt_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess | None":
         """Returns the server that an earlier process of the run left; None if it left none. Raises NotAdoptedError."""
@@ -186,6 +192,8 @@ class _OpenServer:
 
     link: "ServerLink"
     capacity: "ServiceCapacity"
+    pid: int
+    """Process that leads the server's process group."""
     folder: Path
     """Private folder of the server."""
     notes: tuple[str, ...]

@@ -22,6 +22,7 @@ class InterlaceKind(ServedKind):
     config: InterlaceConfig
     draws_known_ids = True
     dialect = "interlace"
+    reads_manifests = True
     remark = "the native engine in processes with an address"
 
     def absence(self, pool: str) -> str | None:

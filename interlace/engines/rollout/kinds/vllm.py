@@ -34,6 +34,7 @@ class VLLMKind(ServedKind):
     dialect = "vllm"
     # vLLM's control routes need no key, so a port would be open to every user of the machine.
     has_socket_file = True
+    reads_manifests = True
     remark = "vLLM; the CPU build runs here, GPUs are not run here"
 
     def absence(self, pool: str) -> str | None:

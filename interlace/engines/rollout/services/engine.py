@@ -45,6 +45,8 @@ class ServedModel:
     folder: Path | None = None
     """Folder with the model's configuration."""
     memory: EngineMemory = EngineMemory()
+    manifest_reader: int | None = None
+    """Process of a server on this machine that reads manifests of versions; None if the server takes folders alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,8 @@ class LinkedServer:
 
     def weight_place(self) -> Place:
         """See ServiceEngineProtocol."""
-        return self._link.place
+        here, reader = Place.here(), self._model.manifest_reader
+        return here if reader is None else replace(here, process=reader)
 
     def memory(self) -> EngineMemory:
         return self._model.memory
@@ -208,7 +211,7 @@ class ServiceEngine(LinkedServer):
             return
         with reader.open(ref) as weights:
             self._check_shapes(GivenWeights(weights))
-            if self._link.takes_manifests and can_write_manifest(ref):
+            if self._model.manifest_reader is not None and can_write_manifest(ref):
                 source = self._folders.write_manifest(ref)
             else:
                 source = self._folders.write(dict(weights), self._model.folder)

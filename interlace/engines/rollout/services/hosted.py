@@ -34,7 +34,6 @@ class HostedEngine:
     """The client protocol over an engine in this process; close() ends the thread."""
 
     wakes_awake = True
-    reads_manifests = True
 
     def __init__(
         self, engine: ServedEngine, capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from interlace.engines.rollout.services.readiness import (
     wait_until_healthy,
     warm_up,
 )
-from interlace.weights.ref import Place, WeightProbe
+from interlace.weights.ref import WeightProbe
 
 ADOPT_S = 60.0
 """Seconds in which an adopted server must serve a request. It has loaded its model, so it needs less than a start."""
@@ -166,17 +166,6 @@ class ServerLink:
     def change_sleep(self, *, sleeps: bool) -> None:
         """Sends the server to sleep, or wakes it."""
         self.call(lambda client: _change_sleep(client, self._process, sleeps=sleeps))
-
-    @property
-    def takes_manifests(self) -> bool:
-        """Returns True if the server runs on this machine and reads the manifest of a version."""
-        return self._process is not None and self._client is not None and self._client.reads_manifests
-
-    @property
-    def place(self) -> Place:
-        """Returns the place of the process that reads new weights."""
-        here = Place.here()
-        return replace(here, process=self._process.pid) if self._process and self.takes_manifests else here
 
     def load(self, source: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
         """Loads a version and checks that the server serves it.

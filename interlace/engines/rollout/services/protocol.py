@@ -88,8 +88,6 @@ class EngineClient(Protocol):
     """Address of the server for messages."""
     wakes_awake: bool
     """True if wake() does nothing for a server that is awake; False if the server fails."""
-    reads_manifests: bool
-    """True if load() takes a manifest (services/manifest.py) for a server on the same machine."""
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """Serves requests until all have ended. on_delta: called with each delta, in order for each request."""
@@ -115,8 +113,8 @@ class EngineClient(Protocol):
     async def load(self, source: Path, version: int, mode: LoadMode) -> None:
         """Replaces all weights by the weights in a Hugging Face folder, or keeps the old ones and raises.
 
-        source: the folder, or a manifest if `reads_manifests`. Raises UserError if names or shapes do not fit the
-        model.
+        source: the folder, or a manifest if the kind of the server reads them. Raises UserError if names or shapes do
+        not fit the model.
         """
         ...
 

@@ -20,7 +20,6 @@ class HttpClient:
     """Connection of an EngineClient to a server."""
 
     wakes_awake = True
-    reads_manifests = False
 
     def __init__(self, address: Address) -> None:
         self.name = address.url

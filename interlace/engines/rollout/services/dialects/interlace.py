@@ -24,8 +24,6 @@ class InterlaceClient(HttpClient):
     stream.
     """
 
-    reads_manifests = True
-
     def __init__(self, address: Address) -> None:
         super().__init__(address)
         self._arrivals: dict[str, asyncio.Event] = {}

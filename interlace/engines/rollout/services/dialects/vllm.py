@@ -39,8 +39,6 @@ DATA, DONE = b"data: ", b"[DONE]"
 class VLLMClient(StreamingClient):
     """EngineClient of vLLM's server. Each request is one stream."""
 
-    reads_manifests = True
-
     def __init__(self, address: Address, seed: int) -> None:
         super().__init__(address, seed)
         self._version = 0
