@@ -124,6 +124,9 @@ def test_a_dns_name_gives_one_address_per_ip_address() -> None:
     assert resolve_urls("http://localhost:8000") == ("http://127.0.0.1:8000",)
     with pytest.raises(UserError, match=r"rollout.urls_dns = 'http://no-host.invalid:8000': the host is unknown"):
         resolve_urls("http://no-host.invalid:8000")
+    for wrong in ("http://localhost:80000", "http://engines..svc:8000", f"http://{'engines' * 10}:8000"):
+        with pytest.raises(UserError, match=r"rollout.urls_dns = '.*' is not an address: .* Write http://NAME:PORT"):
+            resolve_urls(wrong)
 
 
 def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
