@@ -13,6 +13,7 @@ from interlace.rollouts.tool_waits import ToolWaits
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.schedule.dispatch import Load, create_dispatch
+from interlace.schedule.episode_limit import WholeEpisodes
 from interlace.schedule.routing import KeptContext, route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
@@ -113,6 +114,7 @@ class Dispatcher:
             if self.homes:
                 self.homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
+            self._drop_contexts(job.request.owner, keeps=ready[engine])
             ready[engine].submit(job)
         if self.tool_waits:
             self.tool_waits.look([*before, *(ready[engine] for engine in chosen)])
@@ -142,8 +144,19 @@ class Dispatcher:
         parked, self._parked = self._parked, []
         self.dispatch(parked)
 
+    def _drop_contexts(self, owner: SampleKey, *, keeps: EngineDriver | None = None) -> None:
+        """Records that no engine except `keeps` holds a context of a sample, for the admission of whole episodes.
+
+        Several may have one: a suspended turn resumes on any engine, and concurrent turns may run on different ones.
+        """
+        if isinstance(self._schedule.concurrency, WholeEpisodes):
+            for driver in self._drivers:
+                if driver is not keeps:
+                    driver.calls.drop_context(owner)
+
     def end_sample(self, key: SampleKey) -> None:
         """Releases the context that an engine holds for a sample, and ends its waits for tools."""
+        self._drop_contexts(key)
         if self.homes:
             self.homes.end(key)
         if self.tool_waits:

@@ -159,6 +159,10 @@ class EngineCalls:
     def release(self, owner: SampleKey) -> None:
         """Releases the KV cache of a sample, with the next call: it has no further turn on this engine."""
         self._ended.append(owner)
+        self.drop_context(owner)
+
+    def drop_context(self, owner: SampleKey) -> None:
+        """Records that the engine need not keep the context of a sample."""
         if self._episodes:
             self._episodes.drop(owner)
 

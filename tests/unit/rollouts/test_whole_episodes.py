@@ -9,6 +9,7 @@ from interlace.engines.rollout import NativeConfig
 from interlace.rollouts.base import Session
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
+from interlace.schedule.episode_limit import EpisodeLimit
 from interlace.schedule.schedule import Schedule
 from tests.support.episode_runs import OneEngine
 
@@ -30,6 +31,11 @@ class ToolUser:
         return 1.0
 
 
+def make_prompt(gid: int) -> Prompt:
+    token_ids = np.random.default_rng(gid).integers(3, 90, 20).astype(np.int32)
+    return Prompt(uid=f"p{gid}", token_ids=token_ids, text="", answer="")
+
+
 def play(concurrency: object) -> tuple[list[Sample], float]:
     """Returns the samples, and the share of earlier turns' tokens that the engine reused."""
     engine = OneEngine(
@@ -38,12 +44,8 @@ def play(concurrency: object) -> tuple[list[Sample], float]:
         params=SamplingParams(max_new_tokens=12),
     )
 
-    def prompt(gid: int) -> Prompt:
-        token_ids = np.random.default_rng(gid).integers(3, 90, 20).astype(np.int32)
-        return Prompt(uid=f"p{gid}", token_ids=token_ids, text="", answer="")
-
     async def flow(cluster: Cluster) -> tuple[list[Sample], float]:
-        wave = [Sample(key=SampleKey(gid, 0), prompt=prompt(gid)) for gid in range(EPISODES)]
+        wave = [Sample(key=SampleKey(gid, 0), prompt=make_prompt(gid)) for gid in range(EPISODES)]
         pool = await engine.pool(cluster, EPISODES)
         rows, failures = await engine.play(pool, cluster, ToolUser(), wave)
         assert not failures
@@ -59,3 +61,30 @@ def test_whole_episodes_keep_their_contexts_and_get_the_same_samples() -> None:
     assert 2 * lost < min(found, found_too)
     tokens = [[row.token_ids.tolist() for row in rows] for rows in (thrashing, whole, given)]
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_ended_samples_hold_no_context_on_any_engine() -> None:
+    """A suspended first turn may resume on another engine, which then has the context of the sample."""
+    limit = {"kind": "episodes", "kv_tokens": 1000, "share": 0.9}
+    engine = OneEngine(
+        config=NativeConfig(max_running=EPISODES, max_tokens=MAX_TOKENS),
+        schedule=Schedule.parse({"concurrency": limit, "rollout_budget": 3, "on_update": "keep"}),
+        params=SamplingParams(max_new_tokens=12),
+    )
+
+    async def flow(cluster: Cluster) -> list[bool]:
+        pool = await engine.pool(cluster, EPISODES)
+
+        async def renew_budgets() -> None:
+            while True:
+                await asyncio.sleep(0.01)
+                pool.resume()
+
+        cluster.spawn(renew_budgets(), name="budgets")
+        wave = [Sample(key=SampleKey(gid, 0), prompt=make_prompt(gid)) for gid in range(EPISODES)]
+        rows, failures = await engine.play(pool, cluster, ToolUser(), wave)
+        assert len(pool.drivers) == 2 and len(rows) == EPISODES and not failures
+        limits = [driver.calls.limit for driver in pool.drivers]
+        return [isinstance(each, EpisodeLimit) and each.admits(SampleKey(EPISODES, 0), 900, 0) for each in limits]
+
+    assert asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:2"), Schedule(), flow)) == [True, True]
