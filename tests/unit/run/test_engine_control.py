@@ -189,6 +189,40 @@ def test_a_listed_server_that_does_not_answer_is_tried_again_after_a_pause(
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
 
 
+def test_the_last_server_is_drained_when_the_one_that_replaces_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(engine_control, "FIRST_RETRY_S", 0.05)
+    listed = tmp_path / "urls"
+    listed.write_text("http://a:1\n")
+
+    async def flow(cluster: Cluster) -> None:
+        pool, other = await OneEngine().pool(cluster, 1), await OneEngine().pool(cluster, 1)
+        await pool.membership.remove(pool.drivers[1], drains=True)
+        notes: list[str] = []
+        pool.membership.notes.follow(notes.append)
+
+        async def launch(_: int, __: str | None) -> RolloutGroup:
+            if not notes:
+                raise ServiceError("it is starting")
+            return other.drivers[1].group
+
+        kind = create_kind(AddressConfig(urls_file=str(listed)))
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
+        await _wait_turns(20)
+        listed.write_text("http://b:2\n")
+        while "rollout/0 has left" not in notes:
+            await asyncio.sleep(0.01)
+        assert len(pool.drivers) == 1
+        assert [note for note in notes if "is the last engine" in note] == [
+            "drain http://a:1: rollout/0 is the last engine: add another before it leaves."
+        ]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow), 60))
+
+
 def test_the_engines_that_a_command_left_are_those_of_the_next_start(tmp_path: Path) -> None:
     async def flow(cluster: Cluster) -> None:
         pool = await OneEngine().pool(cluster, 1)
