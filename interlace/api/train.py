@@ -164,11 +164,11 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
             "may be changed; for anything else start a new run."
         )
     Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints).check_num_steps(recipe.steps)
-    check_settings(recipe)
+    check_settings(recipe, is_stored=True)
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.run.sections.rows):
-        check_recipe(recipe)
+        check_recipe(recipe, is_stored=True)
     return recipe, folder, None
 
 

@@ -99,10 +99,11 @@ def make_evaluated_recipe(
         trained = load_recipe(str(run.config)) if str(checkpoint) == BEST else settings  # another recipe has no `best`
         model = checkpoint_of(run, settings, trained.best, checkpoint)
     settings = settings.model_copy(update={"model": model})
-    check_settings(settings)
+    is_stored = recipe is None and not overrides
+    check_settings(settings, is_stored=is_stored)
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
-    derived = check_recipe(settings)
+    derived = check_recipe(settings, is_stored=is_stored)
     if not derived.num_heldout_prompts:
         raise UserError("the recipe's task holds out no prompts to evaluate on: set task.files.heldout_size.")
     return settings

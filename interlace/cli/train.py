@@ -65,7 +65,7 @@ def train(
                 )
             from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
-            check_recipe(settings)
+            check_recipe(settings, is_stored=True)
         else:
             settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
@@ -166,7 +166,7 @@ def _open_resumed_run(
             )
     settings = load_recipe(str(folder.config), [*list_edits(given, folder), *overrides])
     Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).check_num_steps(settings.steps)
-    check_settings(settings)
+    check_settings(settings, is_stored=True)
     return settings, folder
 
 

@@ -106,6 +106,8 @@ class EngineControl:
         self._last_read: tuple[str, ...] | None = None
         self._retries: dict[str, _Retry] = {}
         """Next attempt at each server of the file that could not be added."""
+        self._to_drain: tuple[str, ...] = ()
+        """Servers that left the list while no other engine served."""
         self._written = ""
 
     async def run(self) -> None:
@@ -229,10 +231,18 @@ class EngineControl:
         due = {url for url, retry in self._retries.items() if retry.at_s <= now_s} if before == listed else {*listed}
         absent = [url for url in listed if url in due and url not in self._urls.values()]
         gone = [url for url in before if url not in listed and url in self._urls.values()]
+        later = [url for url in self._to_drain if url not in listed and url in self._urls.values()]
         for url in absent:
             await self._add_listed(url)
-        for url in gone:
-            await self._change_listed(EngineCommand(verb="drain", engine=url))
+        self._to_drain = tuple([url for url in later if not self._has_others(url)])
+        for url in (*gone, *(url for url in later if url not in self._to_drain)):
+            if not await self._change_listed(EngineCommand(verb="drain", engine=url)):
+                self._to_drain = (*self._to_drain, url)
+
+    def _has_others(self, url: str) -> bool:
+        """Returns whether an engine serves besides the one at an address."""
+        names = [driver.group.name for driver in self._pool.drivers if not driver.is_away]
+        return any(self._urls.get(name) != url for name in names)
 
     async def _add_listed(self, url: str) -> None:
         """Adds a server of the file of addresses, or plans the next attempt after a pause that grows."""

@@ -131,9 +131,9 @@ class Intervention:
 def read_kind(message: Message) -> Literal["act", "intervention"]:
     """Returns the kind of a request. Raises RequestError for an unknown one."""
     found = message.get(KIND, ACT)
-    if found == ACT:
+    if isinstance(found, str) and found == ACT:
         return "act"
-    if found == INTERVENTION:
+    if isinstance(found, str) and found == INTERVENTION:
         return "intervention"
     raise RequestError(f"the request has kind {found!r}: known are {ACT} and {INTERVENTION}.")
 
@@ -202,24 +202,29 @@ def _read_array(name: str, message: Message, field: ArrayField) -> Array:
     wanted = np.dtype(field.dtype)
     if given.dtype.kind != wanted.kind or (wanted.kind != "f" and given.dtype != wanted):
         raise RequestError(f"{name} has the type {given.dtype}, and the policy reads {field.dtype}.")
-    _check_array(name, given, field.shape)
-    return given.astype(wanted)
+    return _convert_array(name, given, field.shape, wanted)
 
 
 def _read_floats(name: str, given: object, shape: tuple[int, ...]) -> FloatArray:
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiu":
         found = given.dtype if isinstance(given, np.ndarray) else type(given).__name__
         raise RequestError(f"{name} is {found}: send an array of float32 of shape {list(shape)}.")
-    _check_array(name, given, shape)
-    return given.astype(np.float32)
+    return _convert_array(name, given, shape, np.dtype(np.float32)).astype(np.float32, copy=False)
 
 
-def _check_array(name: str, given: Array, shape: tuple[int, ...]) -> None:
+def _convert_array(name: str, given: Array, shape: tuple[int, ...], wanted: np.dtype[np.generic]) -> Array:
+    """Converts an array. Raises RequestError if it has another shape, or a number that is not finite in the new type.
+
+    The largest float64 numbers are infinite as float32.
+    """
     if not _fits(given.shape, shape) or (0 in given.shape and name not in (PREFIX, "actions")):
         raise RequestError(f"{name} has shape {list(given.shape)}, and the policy reads {list(shape)}.")
-    if given.dtype.kind == "f" and not np.isfinite(given).all():
-        place = tuple(int(index) for index in np.argwhere(~np.isfinite(given))[0])
-        raise RequestError(f"{name}{list(place)} is {given[place]}: numbers must be finite.")
+    with np.errstate(over="ignore"):
+        found = given.astype(wanted)
+    if wanted.kind == "f" and not np.isfinite(found).all():
+        place = tuple(int(index) for index in np.argwhere(~np.isfinite(found))[0])
+        raise RequestError(f"{name}{list(place)} is {given[place]}: numbers must be finite in {wanted}.")
+    return found
 
 
 def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -81,13 +81,13 @@ class Derived:
     memory: tuple[WorkerMemory, ...]
 
 
-def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None) -> Derived:
+def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, is_stored: bool = False) -> Derived:
     """Reads the model's config, the tokenizer and the prompts, but no weights, and writes nothing.
 
     planned: devices that this machine need not have. If None, the devices of the recipe's cluster.
-    Raises UserError for the first mistake.
+    is_stored: see check_settings(). Raises UserError for the first mistake.
     """
-    check_settings(recipe)
+    check_settings(recipe, is_stored=is_stored)
     if is_offline(recipe):
         return _check_offline(recipe, planned)
     algorithm = algorithm_of(recipe)

@@ -34,8 +34,11 @@ def check_new_run(recipe: Recipe, spec: str | None = None, *, has_callbacks: boo
     check_best(recipe, has_callbacks=has_callbacks)
 
 
-def check_settings(recipe: Recipe) -> None:
-    """Raises UserError for settings that contradict each other or have no effect, and for unknown names."""
+def check_settings(recipe: Recipe, *, is_stored: bool = False) -> None:
+    """Raises UserError for settings that contradict each other or have no effect, and for unknown names.
+
+    is_stored: settings of an existing run, which cannot be changed. Those without effect are accepted.
+    """
     check_sizes(recipe, algorithm_of(recipe))
     training_temperature(recipe.sampling)
     check_sources(recipe.task)
@@ -43,7 +46,8 @@ def check_settings(recipe: Recipe) -> None:
     _check_memory_checkpoints(recipe)
     _check_scorer(recipe)
     check_learning(recipe)
-    refuse_unused(recipe)
+    if not is_stored:
+        refuse_unused(recipe)
     _check_best(recipe)
     _check_loggers(recipe)
 

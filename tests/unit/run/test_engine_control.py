@@ -124,6 +124,9 @@ def test_a_dns_name_gives_one_address_per_ip_address() -> None:
     assert resolve_urls("http://localhost:8000") == ("http://127.0.0.1:8000",)
     with pytest.raises(UserError, match=r"rollout.urls_dns = 'http://no-host.invalid:8000': the host is unknown"):
         resolve_urls("http://no-host.invalid:8000")
+    for wrong in ("http://localhost:80000", "http://engines..svc:8000", f"http://{'engines' * 10}:8000"):
+        with pytest.raises(UserError, match=r"rollout.urls_dns = '.*' is not an address: .* Write http://NAME:PORT"):
+            resolve_urls(wrong)
 
 
 def test_commands_whose_senders_gave_up_do_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +187,40 @@ def test_a_listed_server_that_does_not_answer_is_tried_again_after_a_pause(
         assert [note.partition(" It ")[0] for note in notes[:2]] == ["add http://b:2: http://b:2 does not answer"] * 2
 
     asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:1"), Schedule(), flow), 60))
+
+
+def test_the_last_server_is_drained_when_the_one_that_replaces_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_control, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(engine_control, "FIRST_RETRY_S", 0.05)
+    listed = tmp_path / "urls"
+    listed.write_text("http://a:1\n")
+
+    async def flow(cluster: Cluster) -> None:
+        pool, other = await OneEngine().pool(cluster, 1), await OneEngine().pool(cluster, 1)
+        await pool.membership.remove(pool.drivers[1], drains=True)
+        notes: list[str] = []
+        pool.membership.notes.follow(notes.append)
+
+        async def launch(_: int, __: str | None) -> RolloutGroup:
+            if not notes:
+                raise ServiceError("it is starting")
+            return other.drivers[1].group
+
+        kind = create_kind(AddressConfig(urls_file=str(listed)))
+        control = EngineControl(pool, tmp_path / "engines", kind, launch, urls=["http://a:1"])
+        cluster.spawn(control.run(), name="engine control")
+        await _wait_turns(20)
+        listed.write_text("http://b:2\n")
+        while "rollout/0 has left" not in notes:
+            await asyncio.sleep(0.01)
+        assert len(pool.drivers) == 1
+        assert [note for note in notes if "is the last engine" in note] == [
+            "drain http://a:1: rollout/0 is the last engine: add another before it leaves."
+        ]
+
+    asyncio.run(asyncio.wait_for(run_on(ClusterConfig(devices="cpu:2"), Schedule(), flow), 60))
 
 
 def test_the_engines_that_a_command_left_are_those_of_the_next_start(tmp_path: Path) -> None:

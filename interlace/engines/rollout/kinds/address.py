@@ -111,13 +111,15 @@ def read_urls(file: str | None) -> tuple[str, ...]:
 def resolve_urls(url: str | None) -> tuple[str, ...]:
     """Resolves the host of an address. Returns one address per IPv4 address, or per IPv6 address if it has no other.
 
-    Raises UserError if the host is unknown.
+    Raises UserError if the host is unknown, or the host or the port is not valid.
     """
     if url is None:
         return ()
     parts = urlsplit(url)
     try:
         infos = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+    except ValueError as error:
+        raise UserError(f"rollout.urls_dns = {url!r} is not an address: {error}. Write http://NAME:PORT.") from None
     except OSError as error:
         raise UserError(f"rollout.urls_dns = {url!r}: the host is unknown: {error}. Correct the name.") from None
     hosts = {str(info[4][0]) for info in infos if info[0] == socket.AF_INET}

@@ -73,6 +73,8 @@ NAN = np.array([0, np.nan, 0], np.float32)
         ({"state": np.zeros(3, np.int64)}, "state has the type int64, and the policy reads float32"),
         ({"state": [0.0, 0.0, 0.0]}, "state is list: send an array of float32"),
         ({"state": NAN}, r"state\[1\] is nan: numbers must be finite"),
+        ({"state": np.array([0, 0, 1e300])}, r"state\[2\] is 1e\+300: numbers must be finite in float32"),
+        ({"last_action": np.full(2, -1e39)}, r"last_action\[0\] is -1e\+39: numbers must be finite in float32"),
         ({"image": np.zeros((6, 5, 3), np.float32)}, "image has the type float32, and the policy reads uint8"),
         ({"image": np.zeros((6, 5), np.uint8)}, r"image has shape \[6, 5\], and the policy reads \[-1, -1, 3\]"),
         ({"image": np.zeros((0, 5, 3), np.uint8)}, r"image has shape \[0, 5, 3\]"),
@@ -108,3 +110,5 @@ def test_interventions_that_do_not_fit() -> None:
             read_intervention({**good, **changes}, SCHEMA)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="kind 'stop': known are act and intervention"):
         read_kind({"kind": "stop"})
+    with pytest.raises(RequestError, match="known are act and intervention"):
+        read_kind({"kind": np.zeros(2)})

@@ -43,3 +43,8 @@ def test_settings_with_effect_are_accepted() -> None:
     check_settings(load_recipe("quickstart", ["recovery.memory_checkpoint_every=2", "checkpoint_every=4"]))
     check_settings(load_recipe("quickstart", ["task.sampler=solve_rate"]))
     check_settings(load_recipe("robot", ["evaluation.filmed=first"]))
+
+
+def test_a_stored_run_with_a_setting_without_effect_is_accepted() -> None:
+    """A run of an earlier version may have one, and its settings cannot be changed."""
+    check_settings(load_recipe("quickstart", [*FLAT, "optimizer.total_steps=50"]), is_stored=True)
