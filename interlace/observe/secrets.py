@@ -3,16 +3,21 @@
 secrets.yaml has mode 0600 and maps dotted keys to values. It is never copied into a checkpoint, a report or a logger.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from interlace.core.errors import UserError
-from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_yaml
 from interlace.observe.atomic_file import write_atomic
+
+if TYPE_CHECKING:
+    from interlace.core.types import JSON  # loads numpy, which the command line does without
 
 MASK = "***"
 SECRETS_FILE = "secrets.yaml"

@@ -3,6 +3,8 @@
 ThunderAgent (arXiv 2602.13692) calls an episode a program.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
@@ -10,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from interlace.core.config import Config
-from interlace.core.types import SampleKey
 
 if TYPE_CHECKING:
+    from interlace.core.types import SampleKey
     from interlace.schedule.concurrency import EngineUse
 
 LEAST_USE = 0.01
@@ -57,7 +59,7 @@ class EpisodeLimit:
     def value(self) -> float:
         return math.inf if self._capacity else self._settings.initial
 
-    def observe(self, use: "EngineUse") -> None:
+    def observe(self, use: EngineUse) -> None:
         """Computes the capacity from an engine's report. Waiting sequences hold no part of the cache.
 
         The report has the largest use during a call. The sequences that ended in the call may have held their tokens at

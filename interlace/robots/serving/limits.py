@@ -80,7 +80,10 @@ class ActionLimiter:
         self.limits.check_size(self.size)
 
     def limit(self, action: FloatArray) -> FloatArray:
-        """Returns the action within all limits, which becomes the last one. A number that is not finite is replaced."""
+        """Returns the action within all limits, which becomes the last one. A number that is not finite is replaced.
+
+        If the last action is outside of the bounds, actions return to them by steps of the largest change.
+        """
         found = np.array(action, np.float32)
         if not np.isfinite(found).all():
             self.counts.not_finite += 1

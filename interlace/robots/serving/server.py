@@ -29,6 +29,8 @@ HARD_LIMIT = 4
 """Size of a message, in multiples of the schema's limit, above which the server closes the connection. A smaller one is
 answered with an error."""
 KEPT_LATENCIES = 4096
+LONGEST_ERROR = 2000
+"""Characters of an error, which may quote the robot's message."""
 SCHEMES = ("Bearer ", "Api-Key ")
 """Forms of a key in the header Authorization; the second one is openpi's."""
 
@@ -180,7 +182,7 @@ class PolicyServer:
         except Exception as error:  # noqa: BLE001 - the robot gets the reason, and the server continues
             self.stats.errors += 1
             text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
-            await socket.send_str(text)
+            await socket.send_str(text[:LONGEST_ERROR])
             return
         await socket.send_bytes(answer)
 

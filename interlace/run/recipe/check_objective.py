@@ -60,7 +60,6 @@ def check_offline_settings(recipe: Recipe) -> None:
             f"sampling.temperature={recipe.sampling.temperature:g}: algorithm {name!r} trains the probabilities of the "
             "model itself. Set it to 1."
         )
-    _check_offline_evaluation(recipe)
     if learning := list_learning_samplers(recipe.task):
         raise UserError(
             f"the sampler {learning[0]!r} draws by measured solve rates, and algorithm {name!r} measures none. Take "
@@ -73,21 +72,6 @@ def check_offline_settings(recipe: Recipe) -> None:
         raise UserError(
             f"prompts_per_step=1: algorithm {name!r} with these settings compares rewards with those of completions "
             "below the prompt of another row of the step, and a step has no other row. Set it to 2 or more."
-        )
-
-
-def _check_offline_evaluation(recipe: Recipe) -> None:
-    """Raises UserError for settings of sampled answers: an evaluation computes the loss of held-out rows."""
-    evaluation = recipe.evaluation
-    sampled = {
-        "pass_at": bool(evaluation.pass_at),
-        "temperature": evaluation.temperature != 1,
-        "samples_per_prompt": evaluation.samples_per_prompt > 1,
-    }
-    if found := next((key for key, is_set in sampled.items() if is_set), None):
-        raise UserError(
-            f"evaluation.{found} is of sampled answers, and algorithm {recipe.algorithm.name!r} evaluates the loss of "
-            "held-out rows. Remove the setting; `interlace eval` samples answers by another recipe (--recipe)."
         )
 
 

@@ -1,42 +1,18 @@
 """Refuses settings that have no effect because of another setting's value."""
 
-from collections.abc import Iterator
-
 from interlace.core.errors import UserError
 from interlace.data.warmup import DemonstrationConfig
-from interlace.engines.train.config import OptimizerConfig
 from interlace.robots.env_stage import simulators_of
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.sections import EvaluationConfig
 
 
 def refuse_unused(recipe: Recipe) -> None:
-    """Raises UserError for the first such setting of the optimizers, the evaluation and the written examples."""
-    for key, optimizer in _list_optimizers(recipe):
-        _check_rate(key, optimizer)
+    """Raises UserError for the first such setting of the evaluation and the written examples."""
+    if is_offline(recipe):
+        _check_offline_evaluation(recipe)
     _check_evaluation(recipe)
     _check_writers(recipe)
-
-
-def _list_optimizers(recipe: Recipe) -> Iterator[tuple[str, OptimizerConfig]]:
-    yield "optimizer", recipe.optimizer
-    yield "critic.optimizer", recipe.critic.optimizer
-    if recipe.warmup is not None:
-        yield "warmup.optimizer", recipe.warmup.optimizer
-
-
-def _check_rate(key: str, optimizer: OptimizerConfig) -> None:
-    if optimizer.schedule != "constant":
-        return
-    for name, value, unset in (
-        ("total_steps", optimizer.total_steps, None),
-        ("min_lr_ratio", optimizer.min_lr_ratio, 0),
-    ):
-        if value != unset:
-            raise UserError(
-                f"{key}.{name}={value} is of a learning rate that falls, and {key}.schedule is constant. Set "
-                f"{key}.schedule=linear or cosine, or {key}.{name}={'null' if unset is None else unset}."
-            )
 
 
 def _check_evaluation(recipe: Recipe) -> None:
@@ -50,6 +26,21 @@ def _check_evaluation(recipe: Recipe) -> None:
         raise UserError(
             f"evaluation.filmed={evaluation.filmed} chooses episodes of a robot, and none is filmed: the episode "
             f"{recipe.episode.name!r} has no simulators, or evaluation.num_shown is 0. Remove evaluation.filmed."
+        )
+
+
+def _check_offline_evaluation(recipe: Recipe) -> None:
+    """Raises UserError for settings of sampled answers: an evaluation computes the loss of held-out rows."""
+    evaluation = recipe.evaluation
+    sampled = {
+        "pass_at": bool(evaluation.pass_at),
+        "temperature": evaluation.temperature != 1,
+        "samples_per_prompt": evaluation.samples_per_prompt > 1,
+    }
+    if found := next((key for key, is_set in sampled.items() if is_set), None):
+        raise UserError(
+            f"evaluation.{found} is of sampled answers, and algorithm {recipe.algorithm.name!r} evaluates the loss of "
+            "held-out rows. Remove the setting; `interlace eval` samples answers by another recipe (--recipe)."
         )
 
 

@@ -25,6 +25,8 @@ from tests.support.cost_workers import Costs
 from tests.support.random_schedules import random_schedule, random_workload
 from tests.support.sim_run import Record, Workload, simulate
 
+INSTANT_S = 1e-9
+"""Duration of a step whose samples were ready and whose training took no time, in seconds."""
 INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: (min(pair), max(pair))))
 
 
@@ -99,6 +101,8 @@ def fractions(metrics: dict[str, float]) -> list[float]:
 
 def check(record: Record) -> None:
     for result in record.results:
+        if result.metrics["timing_s/step"] <= INSTANT_S:
+            continue
         shares = fractions(result.metrics)
         assert min(shares) >= 0
         assert sum(shares) == pytest.approx(1, abs=1e-9)

@@ -32,7 +32,7 @@ def test_an_environment_of_ones_own_runs(tmp_path: Path, monkeypatch: pytest.Mon
 def test_settings_that_the_page_names_are_there() -> None:
     pytest.importorskip("metaworld")
     text = (DOCS / "robots.md").read_text(encoding="utf-8")
-    (section,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("env:")]
+    (section,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("env:\n")]
     config = EnvConfig.parse(yaml.safe_load(section)["env"])
     assert create_envs(config.family, config.settings, 1).spec.tasks == ("reach-v3", "push-v3")
 
