@@ -13,7 +13,8 @@ from rich.table import Table
 from interlace.cli.complete import complete_run
 from interlace.core.errors import UserError
 from interlace.observe.atomic_file import write_atomic
-from interlace.observe.run_folder import find_run
+from interlace.observe.run_folder import RunFolder, find_run
+from interlace.observe.run_lock import is_held
 
 PATIENCE_S = 600.0
 """Seconds that a run may take to apply a change."""
@@ -50,18 +51,26 @@ def engines_folder(run: str) -> Path:
 def send_command(folder: Path, verb: str, engine: str) -> str:
     """Sends a command to the run and returns its answer. Raises UserError if the run refuses or does not answer."""
     commands = folder / "commands"
+    if not is_held(RunFolder(path=folder.parent)):
+        raise UserError(f"{folder.parent} is not a run that trains now. A later start has the engines of its last one.")
     if not commands.is_dir():
-        raise UserError(f"{folder.parent} is not a run that trains now: it has no folder {commands}.")
+        raise UserError(
+            f"{folder.parent} has no folder {commands}: its engines are in its process, or it has not begun."
+        )
     name = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
     file = commands / f"{name}.json"
     write_atomic(file, json.dumps({"verb": verb, "engine": engine}))
     answer = commands / f"{name}.answer"
     deadline = time.monotonic() + PATIENCE_S
-    while not answer.exists():
-        if time.monotonic() > deadline:
-            file.unlink(missing_ok=True)
-            raise UserError(f"the run did not answer within {PATIENCE_S:.0f} s. Is it still training?")
-        time.sleep(0.1)
+    try:
+        while not answer.exists():
+            if not is_held(RunFolder(path=folder.parent)):
+                raise UserError(f"{folder.parent} has ended before it executed the command.")
+            if time.monotonic() > deadline:
+                raise UserError(f"the run did not answer within {PATIENCE_S:.0f} s. Is it still training?")
+            time.sleep(0.1)
+    finally:
+        file.unlink(missing_ok=True)  # a later start of the run would execute it
     said = answer.read_text(encoding="utf-8")
     answer.unlink()
     if said.startswith("error: "):
@@ -80,4 +89,6 @@ def list_engines(folder: Path) -> None:
     for row in json.loads(state.read_text(encoding="utf-8")):
         cells = (row["name"], row["url"], row["state"], row["version"], row["num_running"], row["num_queued"])
         table.add_row(*map(str, cells), row["reason"])
+    if not is_held(RunFolder(path=folder.parent)):
+        Console().print("The run does not train now; these were its engines.")
     Console().print(table)

@@ -83,6 +83,27 @@ class RunLock:
             return "another process"
 
 
+def is_held(folder: RunFolder) -> bool | None:
+    """Returns whether the process that holds the run exists; None if no process holds it.
+
+    A process on another host counts as existing, because this host cannot see it.
+    """
+    try:
+        holder = json.loads(folder.process.read_text(encoding="utf-8"))
+        pid, host, start = int(holder["pid"]), str(holder["host"]), str(holder.get("start", ""))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if host != socket.gethostname():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # the process of another user
+    return read_start(pid) in ("", start) or not start  # else another process has the number of the one that ended
+
+
 def open_run(root: Path, name: str | None, stem: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
     """Creates a new run's folder, and keeps its lock in `held`. Raises the errors of RunFolder.create() and RunLock.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from interlace.observe.step_line import short
 from interlace.observe.tables import DerivedNumber
+from interlace.run.recipe.config import is_offline
 
 if TYPE_CHECKING:
     from interlace.run.recipe.check import Derived
@@ -19,6 +20,8 @@ def derive_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
 def _list_counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     prompts, samples = recipe.prompts_per_step, recipe.samples_per_prompt
     longest = f"{derived.max_prompt_tokens} + {recipe.sampling.max_new_tokens} tokens a sample"
+    if is_offline(recipe):  # the longest prompt with its completion
+        longest = f"{derived.max_prompt_tokens} tokens a row"
     yield DerivedNumber(name="parameters", value=short(derived.num_parameters), how=recipe.model.path)
     if derived.num_lora_parameters is not None:
         share = derived.num_lora_parameters / derived.num_parameters

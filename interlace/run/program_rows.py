@@ -97,6 +97,8 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
     values = {str(name): row[name] for name in row}
     mapped = {name: _read_nested(values, source, place) for name, source in columns.items() if source is not None}
     values = {**values, **mapped}
+    if named is not None:
+        refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
     contains_prompt = named is None and CHOSEN in values and REJECTED in values
     if not contains_prompt and not any(name in values for name in PROMPTS):
         raise UserError(
@@ -104,7 +106,6 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
             f'holds the prompt: columns={{"prompt": "{next(iter(values), "question")}"}}.'
         )
     if named is not None:
-        refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
         _refuse_finished_chat(values, place)
     # The check of the recipe refuses an empty answer if the reward names one.
     reads_answer = columns.get("answer", "answer") is not None

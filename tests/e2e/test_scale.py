@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from interlace.cli.main import app
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_lock import RunLock
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
@@ -72,6 +73,20 @@ def test_a_scale_that_cannot_be_is_refused(
     assert sentence in ended.output
 
 
+@pytest.mark.parametrize("command", [["scale", "ended", "rollout=1"], ["engines", "ended", "drain", "0"]])
+def test_a_run_that_has_ended_gets_no_command(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(tmp_path / "runs", "ended")
+    folder.write_config(load_recipe("quickstart"))
+    (folder.engines / "commands").mkdir(parents=True)
+    ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == 2
+    assert "is not a run that trains now" in ended.output
+    assert not list((folder.engines / "commands").iterdir())
+
+
 @pytest.mark.slow  # starts three engine servers
 def test_engines_leave_and_join_by_scale_and_change_no_sample(tmp_path: Path) -> None:
     said: list[str] = []
@@ -92,7 +107,8 @@ def test_engines_leave_and_join_by_scale_and_change_no_sample(tmp_path: Path) ->
     folder.write_config(recipe)
     changing = threading.Thread(target=change)
     changing.start()
-    report = train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopOnEvent(done))
+    with RunLock(folder):
+        report = train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopOnEvent(done))
     changing.join(timeout=10)
     assert "the run had 2 engines and has 1" in said[0]
     assert "the run had 1 engines and has 2" in said[1]

@@ -1,19 +1,16 @@
 """Content of a live page, rebuilt when a file of a watched run has changed."""
 
-import json
-import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from interlace.core.processes import read_start
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.header import find_asked_steps
 from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
 from interlace.observe.run_data import FileCache, RunData, RunReader, file_state
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_lock import is_held
 
 REST = 50.0
 """The page is rebuilt at most so often that the server rests this many times as long as it worked."""
@@ -76,12 +73,12 @@ class ContentSource:
 def _signature(folder: RunFolder) -> object:
     """Returns the states of the files that the page shows."""
     files = (folder.metrics, folder.evaluations, folder.timeline, folder.config, folder.process, folder.samples)
-    return [file_state(path) for path in files], _holder_is_alive(folder)
+    return [file_state(path) for path in files], is_held(folder)
 
 
 def describe_state(folder: RunFolder, run: RunData) -> str:
     """Describes whether a run trains, from its files alone: running, finished, stopped, or ended without a goodbye."""
-    alive = _holder_is_alive(folder)
+    alive = is_held(folder)
     if alive:
         return "running"
     asked = find_asked_steps(folder.config.read_text(encoding="utf-8"))
@@ -90,24 +87,3 @@ def describe_state(folder: RunFolder, run: RunData) -> str:
     if alive is None:
         return "stopped"
     return "ended unexpectedly: its process does not exist any more"
-
-
-def _holder_is_alive(folder: RunFolder) -> bool | None:
-    """Returns whether the process that holds the run exists; None if no process holds it.
-
-    A process on another host counts as existing, because this host cannot see it.
-    """
-    try:
-        holder = json.loads(folder.process.read_text(encoding="utf-8"))
-        pid, host, start = int(holder["pid"]), str(holder["host"]), str(holder.get("start", ""))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # the process of another user
-    return read_start(pid) in ("", start) or not start  # else another process has the number of the one that ended

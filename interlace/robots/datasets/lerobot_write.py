@@ -26,6 +26,8 @@ class LeRobotWriter:
 
         Raises UserError if the folder contains files, or pyarrow or PyAV is missing.
         """
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file, and a data set is a folder. Name a new folder.")
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder} is not empty, and a data set is written whole. Name a new folder.")
         self._arrow = layout.import_pyarrow(folder)

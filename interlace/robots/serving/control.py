@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLi
 from interlace.robots.serving.schema import Intervention
 from interlace.rollouts.envs.spec import Observation
 
+Mode: TypeAlias = Literal["rtc", "stop-and-wait"]
 KEPT_DELAYS = 8
 """Number of past delays of which the largest is the expected one."""
 
@@ -57,7 +58,7 @@ class Robot(Protocol):
 class ControlSettings:
     """Settings of a control loop."""
 
-    mode: Literal["rtc", "stop-and-wait"] = "rtc"
+    mode: Mode = "rtc"
     control_hz: float | None = None
     """Ticks per second; None for the policy's."""
     executed: int | None = None
@@ -113,6 +114,7 @@ class ControlLoop:
         settings that do not fit the policy.
         """
         schema = client.schema
+        _check_settings(settings)
         self._client, self._robot, self._settings, self._human = client, robot, settings, human
         self._tick_s = 1 / (settings.control_hz or schema.control_hz)
         half = math.ceil(schema.chunk / 2)
@@ -261,3 +263,13 @@ class ControlLoop:
                 success=last.success,
             )
         )
+
+
+def _check_settings(settings: ControlSettings) -> None:
+    """Raises UserError for a value that no policy allows."""
+    if settings.mode not in get_args(Mode):
+        raise UserError(f"mode = {settings.mode!r}: it must be one of {', '.join(map(repr, get_args(Mode)))}.")
+    if settings.control_hz is not None and not settings.control_hz > 0:
+        raise UserError(f"control_hz={settings.control_hz}: it must be above 0.")
+    if settings.executed is not None and settings.executed < 1:
+        raise UserError(f"executed={settings.executed}: it must be 1 or more.")

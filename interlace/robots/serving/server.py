@@ -143,7 +143,7 @@ class PolicyServer:
 
     async def _record(self, message: Message) -> Message:
         if self._recorder is None:
-            raise RequestError("this server records no interventions: start it with --record FOLDER.")
+            raise RequestError("this server records no interventions: start it with policy.record=FOLDER.")
         given = read_intervention(message, self.schema)
         number = await asyncio.to_thread(self._recorder.add, given)
         self.stats.interventions += 1

@@ -185,12 +185,16 @@ def _check_rewards(recipe: Recipe, chosen: SourceAlgorithm, *, is_needed: bool) 
     if least is None or wanted is None or least >= wanted:
         return
     shaping = reward.shaping.max_penalty
+    correct, incorrect = wanted + shaping + 1, wanted + shaping
+    fix = f"Raise them, such as reward.correct={correct:g} reward.incorrect={incorrect:g}"
+    if chosen.source in recipe.task.rewards:
+        written = f"{{name: {reward.name}, correct: {correct:g}, incorrect: {incorrect:g}}}"
+        fix = f"Raise them in the source {chosen.source!r}, such as reward: {written}"
     raise UserError(
         f"algorithm {chosen.name!r} takes rewards of {wanted:g} or more, and with "
         f"reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
         + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
-        + f" a response may get {least:g}. Raise them, such as reward.correct={wanted + shaping + 1:g} "
-        f"reward.incorrect={wanted + shaping:g}, or take another algorithm."
+        + f" a response may get {least:g}. {fix}, or take another algorithm."
     )
 
 

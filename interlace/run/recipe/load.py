@@ -23,6 +23,8 @@ from interlace.schedule.vocabulary import foreign_setting_hint
 _RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parents[2] / "recipes")
 recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
 FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
+LISTS: Mapping[str, str] = {"task": "mixture", "reward": "parts"}
+"""Sections that may be written as a list, each with the key of the list."""
 KEPT = ("model", "cluster")
 """Sections in which a single word changes one key and keeps the others; a new algorithm resets all settings."""
 
@@ -95,14 +97,21 @@ def _apply(data: dict[str, Any], override: str) -> None:
     owner = data
     for depth, section in enumerate(sections):
         inner = owner.get(section)
-        if isinstance(inner, str) and depth == 0 and section in SHORT:
-            inner = SHORT[section](inner)
-        elif inner is None:
+        if depth == 0:
+            inner = _spell_out(section, inner)
+        if inner is None:
             inner = {}
         elif not isinstance(inner, dict):
             raise UserError(f"override {override!r}: {section!r} is {inner!r}, which has no keys.")
         owner[section] = owner = dict(inner)
     owner[last] = value if sections else merge_sections(data, {key: value})[key]
+
+
+def _spell_out(section: str, value: object) -> object:
+    """Returns the mapping of a section that is written as one word or as a list; another value as it is."""
+    if isinstance(value, str) and section in SHORT:
+        return SHORT[section](value)
+    return {LISTS[section]: value} if isinstance(value, list | tuple) and section in LISTS else value
 
 
 def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
@@ -114,8 +123,8 @@ def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) ->
     found = dict(base)
     for name, value in changes.items():
         old = found.get(name)
-        if isinstance(old, str) and isinstance(value, Mapping) and name in SHORT:
-            old = SHORT[name](old)
+        if isinstance(value, Mapping):
+            old = _spell_out(name, old)
         if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
             found[name] = {**old, **SHORT[name](value)}
         elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping) and _names_source(value):

@@ -39,6 +39,10 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         memory=(worker,),
     )
     rows = {row.name: (row.value, row.how) for row in derive_numbers(recipe, derived)}
+    sft = Recipe.parse(
+        {"model": "tiny:micro", "task": "rows.jsonl", "algorithm": "sft", "steps": 1, "prompts_per_step": 2}
+    )
+    assert "<= 8 tokens a row" in [row.how for row in derive_numbers(sft, derived)]
     assert rows == {
         "parameters": ("214k", "tiny:micro"),
         "prompts": ("4.1k", "256 more are held out"),

@@ -60,6 +60,7 @@ def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
         ),
         ([{"prompt": "a", "x": object()}], r"data\[0\]: column 'x' is of type object, which JSON cannot hold"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], r"data\[0\] has the column 'chosen'.*interlace train dpo"),
+        ([{"chosen": "ab", "rejected": "ac"}], r"data\[0\] has the column 'chosen'.*interlace train dpo"),
         ([{"prompt": "a", "completion": "b"}], r"data\[0\] has the column 'completion'.*interlace train sft"),
         ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "the recipe 'sft'"),
         ({"train": [], "test": []}, r"give one split of it, such as data\['train'\]"),

@@ -113,6 +113,13 @@ def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobo
                 client.schema.check_robot(other.spec)
         with pytest.raises(UserError, match="executed=9 actions, and a chunk of the policy has 8"):
             ControlLoop(client, robot, ControlSettings(executed=9))
+        for settings, words in (
+            (ControlSettings(mode="rct"), "mode = 'rct': it must be one of 'rtc', 'stop-and-wait'"),  # type: ignore[arg-type]
+            (ControlSettings(control_hz=0), "control_hz=0: it must be above 0"),
+            (ControlSettings(executed=0), "executed=0: it must be 1 or more"),
+        ):
+            with pytest.raises(UserError, match=words):
+                ControlLoop(client, robot, settings)
 
 
 def test_the_actions_of_a_human_become_demonstrations(
@@ -142,6 +149,16 @@ def test_interventions_are_refused_without_a_folder(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="is not empty, and a data set is written whole"),
         serving("squashed", tmp_path / "cache", settings),
+    ):
+        pass
+
+
+def test_interventions_are_refused_with_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with (
+        pytest.raises(UserError, match="is a file, and a data set is a folder"),
+        serving("squashed", tmp_path / "cache", f"policy.record={file}"),
     ):
         pass
 

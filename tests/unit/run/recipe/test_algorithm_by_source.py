@@ -11,6 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.training import LossInputs
 from interlace.core.types import Sample
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
+from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe, algorithm_of
 from tests.unit.algorithms.groups import LENGTHS, loss_inputs
 from tests.unit.engines.train.models import ragged_samples, tiny_model
@@ -147,3 +148,11 @@ def test_the_first_algorithm_is_the_recipes_if_all_sources_name_one() -> None:
 def test_algorithms_that_cannot_train_together_are_refused(algorithms: tuple[object, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
         recipe(*algorithms)
+
+
+def test_a_reward_below_an_algorithms_bound_is_raised_in_its_source() -> None:
+    source = {"source": "chain_sum", "algorithm": "maxrl"}
+    reward = {"name": "exact", "correct": 5, "incorrect": -5}
+    with pytest.raises(UserError, match=r"source 'chain_sum', such as reward: ({name: exact, .* incorrect: 0})"):
+        check_settings(Recipe.parse({**SMALLEST, "task": [{**source, "reward": reward}]}))
+    check_settings(Recipe.parse({**SMALLEST, "task": [{**source, "reward": {**reward, "correct": 1, "incorrect": 0}}]}))

@@ -162,6 +162,18 @@ def test_a_mistake_in_an_override_is_named(path: str, override: str, sentences: 
         assert sentence in str(raised.value)
 
 
+def test_sections_that_are_lists_have_keys_too(tmp_path: Path) -> None:
+    file = tmp_path / "lists.yaml"
+    sources = "[{source: chain_sum, weight: 3}, {source: words.csv, weight: 1}]"
+    rewards = "[exact, {name: math_verify, weight: 0.5}]"
+    file.write_text(TEXT.replace("number_sorting", sources).replace("{name: reasoning_gym, tag: answer}", rewards))
+    changes = ["task.heldout_sets.hard=hard.jsonl", "task={format: {system: Add}}", "reward.timeout_s=3"]
+    found = load_recipe(str(file), changes)
+    assert [part.weight for part in found.task.mixture] == [3, 1] and set(found.task.heldout_sets) == {"hard"}
+    assert found.task.format.system == "Add"
+    assert found.reward is not None and (len(found.reward.parts), found.reward.timeout_s) == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
