@@ -78,20 +78,20 @@ class PolicyServer:
         limits: SafetyLimits | None = None,
         recorder: InterventionRecorder | None = None,
     ) -> None:
-        """api_key: key of the robots; if None, a key is generated. limits: if None, the bounds of the policy's actions.
-        recorder: if None, interventions are refused. Raises UserError for limits of another action.
+        """api_key: key of the robots; if None, a key is generated. limits: a bound that they do not set is the bound of
+        the policy's actions. recorder: if None, interventions are refused. Raises UserError for limits of another
+        action.
         """
         self.api_key = api_key or f"robot-{secrets.token_urlsafe(24)}"
         self.stats = ServerStats()
         schema = policy.schema
-        if limits is not None:
-            limits.check_size(schema.size)
+        self._limits = _complete_limits(limits or SafetyLimits(), schema)
+        self._limits.check_size(schema.size)
         self.schema: PolicySchema = schema.model_copy(
-            update={"applied_limits": limits, "records_interventions": recorder is not None}
+            update={"applied_limits": limits and self._limits, "records_interventions": recorder is not None}
         )
         self._policy, self._recorder = policy, recorder
-        self._limits = limits or SafetyLimits(low=schema.low, high=schema.high)
-        self._deadline_s = limits.watchdog_s if limits else None
+        self._deadline_s = self._limits.watchdog_s
         self._listener = HttpListener()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -204,6 +204,11 @@ class PolicyServer:
 
         del request
         return web.Response(text="OK\n")
+
+
+def _complete_limits(limits: SafetyLimits, schema: PolicySchema) -> SafetyLimits:
+    """Returns the limits with the bounds of the policy's actions, if they set none."""
+    return limits.model_copy(update={"low": limits.low or schema.low, "high": limits.high or schema.high})
 
 
 def _read_key(request: "web.Request") -> str:

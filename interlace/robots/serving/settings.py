@@ -15,6 +15,6 @@ class ServingSettings(Config):
     """True to sample chunks; False for the most probable chunk. A published policy (SmolVLA, pi0, pi0.5) begins with
     noise of a fixed seed, and with `sample` with new noise for each chunk."""
     limits: SafetyLimits | None = None
-    """Limits that the server applies to actions. If None, the bounds of the simulator's actions."""
+    """Limits that the server applies to actions. A bound that is not set is the bound of the simulator's actions."""
     record: str | None = None
     """New folder for the actions of humans, a LeRobotDataset. If None, the server refuses them."""

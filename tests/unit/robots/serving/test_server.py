@@ -61,6 +61,12 @@ def test_the_committed_actions_are_the_first_of_the_chunk(client: PolicyClient, 
     assert client.schema.prefix_rule == RULES[head]
 
 
+def test_a_limit_of_the_change_keeps_the_bounds_of_the_actions(tmp_path: Path) -> None:
+    with serving("tokens", tmp_path, "policy.limits.max_change=[0.5]") as server, connect(server) as client:
+        limits = client.schema.applied_limits
+        assert limits is not None and (limits.low, limits.high, limits.max_change) == ((-1.0,), (1.0,), (0.5,))
+
+
 def test_a_guided_chunk_stays_near_the_prefix(client: PolicyClient, head: str) -> None:
     if head != "flow":
         pytest.skip("only flow matching is guided")

@@ -33,9 +33,7 @@ def test_a_setting_without_effect_is_refused(recipe: str, changes: list[str], me
 
 def test_settings_with_effect_are_accepted() -> None:
     check_settings(load_recipe("quickstart", ["evaluation={samples_per_prompt: 2, temperature: 0.5}"]))
-    check_settings(
-        load_recipe("code", ["optimizer.schedule=constant"])
-    )  # a sweep of schedules
+    check_settings(load_recipe("code", ["optimizer.schedule=constant"]))  # a sweep of schedules
     check_settings(load_recipe("quickstart", ["recovery.memory_checkpoint_every=2", "checkpoint_every=4"]))
     check_settings(load_recipe("quickstart", ["task.sampler=solve_rate"]))
     check_settings(load_recipe("robot", ["evaluation.filmed=first"]))
