@@ -4,7 +4,8 @@
   request of one token, sent alone; `tokens/s` is measured with concurrent requests. Both alternate, so a ratio compares
   neighbours in time; the median over the rounds is printed with the range.
 - `servers`: tokens/s of two servers against one, with the same total of requests.
-- `update`: seconds for which an engine pauses for a new version from a folder in shared memory.
+- `update`: seconds of a call that loads a new version into a server: from a folder in shared memory, which this process
+  writes first, and from the trainer's shared memory by a manifest.
 
     python benchmarks/engines.py [--model tiny:mini] [--requests 64] [--tokens 64] [--rounds 5] [--json FILE]
 """
@@ -13,14 +14,20 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import EngineSite, create_kind, engine_kind
 from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
+from interlace.weights.config import WeightsConfig
+from interlace.weights.reader import WeightReader
+from interlace.weights.ref import Route, WeightRef
+from interlace.weights.writer import WeightWriter
 
 
 def make_engine(name: str, model: ModelConfig, instance: int = 0) -> RolloutEngine:
@@ -58,10 +65,29 @@ def drain(engines: Sequence[RolloutEngine], requests: Sequence[Request]) -> floa
     return time.perf_counter() - start_s
 
 
+def time_updates(
+    server: RolloutEngine, state: Mapping[str, Tensor], version: int, writer: WeightWriter, reader: WeightReader
+) -> dict[str, float]:
+    """Loads two versions of the same weights. Returns the seconds of each load by its way to the server."""
+    assert isinstance(server, ServiceEngineProtocol)
+    start_s = time.perf_counter()
+    server.update_weights(state, version, "recompute")
+    folder_s = time.perf_counter() - start_s
+    ref = WeightRef(version=version + 1, parts=(writer.write(version + 1, state),))
+    start_s = time.perf_counter()
+    server.pull_weights(ref, "recompute", reader)
+    return {"folder": folder_s, "manifest": time.perf_counter() - start_s}
+
+
+def summarize(values: Sequence[float], digits: int) -> str:
+    """Returns the median and the range as text."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> str:
     """Returns the median ratio and the range as text."""
     found = [one / other for one, other in zip(numerators, denominators, strict=True)]
-    return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
+    return summarize(found, 2)
 
 
 def main() -> None:
@@ -78,7 +104,9 @@ def main() -> None:
     servers = [make_engine("interlace", model, number) for number in range(2)]
     single: dict[str, list[float]] = {"native": [], "address": []}
     times: dict[str, list[float]] = {"native": [], "address": [], "two": []}
-    update: list[float] = []
+    update: dict[str, list[float]] = {"folder": [], "manifest": []}
+    route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory"))
+    writer, reader = WeightWriter(route), WeightReader()
     state = dict(load_model(model.model_copy(update={"seed": 1})).model.state_dict())
     try:
         for engine in (native, *servers):
@@ -91,25 +119,22 @@ def main() -> None:
             for name, engine in (("native", native), ("address", servers[0])):
                 each = [drain([engine], make_requests(1, 1, first=place)) for place in range(40)]
                 single[name].append(statistics.median(each))
-            start_s = time.perf_counter()
-            servers[0].update_weights(state, number + 1, "recompute")
-            update.append(time.perf_counter() - start_s)
+            for name, seconds in time_updates(servers[0], state, 2 * number + 1, writer, reader).items():
+                update[name].append(seconds)
     finally:
+        reader.close()
+        writer.close()
         for server in servers:
             if isinstance(server, ServiceEngineProtocol):
                 server.close()
     total = options.requests * options.tokens
     added_ms = [1e3 * (one - other) for one, other in zip(single["address"], single["native"], strict=True)]
     rows = {
-        "p50 of one request, added by the address (ms)": (
-            f"{statistics.median(added_ms):.2f} ({min(added_ms):.2f}-{max(added_ms):.2f})"
-        ),
+        "p50 of one request, added by the address (ms)": summarize(added_ms, 2),
         "tokens/s, address / native": ratios(times["native"], times["address"]),
         "tokens/s, two servers / one": ratios(times["address"], times["two"]),
         "tokens/s, native": f"{total / statistics.median(times['native']):.0f}",
-        "update by a folder in shared memory (s)": (
-            f"{statistics.median(update):.3f} ({min(update):.3f}-{max(update):.3f})"
-        ),
+        **{f"update by a {name} in shared memory (s)": summarize(each, 3) for name, each in update.items()},
     }
     print(f"{options.model}, {options.requests} requests of {options.tokens} tokens, {options.rounds} rounds\n")
     for name, value in rows.items():
