@@ -85,6 +85,14 @@ def kill_processes(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+def kill_if_stopped(process: int | None) -> bool:
+    """Kills a process that a signal has stopped, because it would never answer. Returns whether it did."""
+    if process is None or not is_stopped(process):
+        return False
+    kill_processes([process])
+    return True
+
+
 def remove_left_folders(parent: Path, prefix: str) -> None:
     """Removes the folders PREFIXPROCESS-NAME in `parent` whose process has ended, for example of a killed run.
 

@@ -210,14 +210,13 @@ class EngineControl:
 
         number: of the check, from 0.
         """
-        config = self._kind.config if self._kind else None
-        if self._kind is None or config is None or (config.urls_file is None and config.urls_dns is None):
+        if self._kind is None or not (self._kind.config.urls_file or self._kind.config.urls_dns):
             return
-        if config.urls_dns is not None and number % RESOLVE_EVERY:
+        has_dns, find = self._kind.config.urls_dns is not None, self._kind.find_changing_urls
+        if has_dns and number % RESOLVE_EVERY:
             return
-        find = self._kind.find_changing_urls
         try:
-            listed = find() if config.urls_dns is None else await asyncio.to_thread(find)
+            listed = await asyncio.to_thread(find) if has_dns else find()
         except (UserError, OSError):
             return  # the file is being replaced, or no name server answers
         last, self._last_read = self._last_read, listed

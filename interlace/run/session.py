@@ -251,7 +251,8 @@ class RunProcess(ABC):
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
         engines, num_places = None, len(cluster.place("rollout"))
-        if not isinstance(create_kind(recipe.rollout), AddressKind):
+        kind = create_kind(recipe.rollout)
+        if not isinstance(kind, AddressKind):
             engines = read_members(self._folder.engines, num_places)
         if engines is not None:
             self._progress.say(
@@ -264,7 +265,7 @@ class RunProcess(ABC):
             logs=self._folder.engines, engines=engines,
         )  # fmt: skip
         served = range(num_places) if engines is None else engines
-        kept = served if isinstance(create_kind(recipe.rollout), ServedKind) else ()
+        kept = served if isinstance(kind, ServedKind) else ()
         for sentence in end_unused_servers(self._folder.engines, kept):
             self._progress.say(sentence)
         groups = await launch_roles(cluster, sources)

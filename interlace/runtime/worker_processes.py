@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
-from interlace.core.processes import is_stopped, kill_processes
+from interlace.core.processes import kill_if_stopped
 from interlace.runtime.process.starts import LOOK_S
 from interlace.runtime.rank import Rank
 
@@ -70,10 +70,7 @@ class WorkerProcesses:
         while True:
             await asyncio.sleep(LOOK_S)
             for process in [*self._watched]:
-                number = process.process_here
-                if number is not None and is_stopped(number):
-                    process.was_stopped = True
-                    kill_processes([number])
+                process.was_stopped |= kill_if_stopped(process.process_here)
 
     def select(self, group: str) -> Sequence[WorkerProcess]:
         """Returns the processes of a group."""

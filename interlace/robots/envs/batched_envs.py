@@ -22,16 +22,16 @@ from interlace.robots.envs.slots import (
     check_task_id,
     choose_slots,
     describe_error,
-    find_invalid_array,
-    find_invalid_reward,
+    find_invalid_result,
     make_empty_result,
     make_offload_error,
     make_reset_error,
     make_spec,
+    reset_checked,
 )
 from interlace.robots.envs.spec import ChunkResult, select_row, stack_observations
 from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array, ArraySpec, Observation, SimulatorError
+from interlace.rollouts.envs.spec import Array, ArraySpec, Observation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -142,8 +142,8 @@ class ChunkRunner:
         observation = self.observe(rows)
         wrong, failures = simulator.find_failures(rows), {}
         for place, row in enumerate(rows):
-            invalid = find_invalid_array(select_row(observation, place)) or find_invalid_reward(result.reward[place])
-            if reason := wrong.get(row) or (f"it gave {invalid}" if invalid else ""):
+            invalid = find_invalid_result(select_row(observation, place), result.reward[place])
+            if reason := wrong.get(row) or invalid:
                 failures[place] = reason
         return replace(result, observation=observation, failures=failures)
 
@@ -272,15 +272,7 @@ class BatchedEnvs(VectorEnv):
 
     def _reset_task(self, task: int, starts: Mapping[int, Start]) -> None:
         self._check_present()
-        name = self._settings.tasks[task]
-        try:
-            observation = self._runners[task].reset(starts)
-        except UserError:
-            raise
-        except Exception as error:
-            raise SimulatorError(f"the reset of {name!r} raised {describe_error(error)}") from error
-        if reason := find_invalid_array(observation):
-            raise SimulatorError(f"the reset of {name!r} gave {reason}")
+        observation = reset_checked(self._settings.tasks[task], lambda: self._runners[task].reset(starts))
         for place, (slot, start) in enumerate(starts.items()):
             self._slots[slot] = EnvSlot(start=start, observation=select_row(observation, place))
 

@@ -1,6 +1,6 @@
 """Environments of a vector, and the checks of its calls: shared by vectors of simulators and by batch simulators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from interlace.core.types import FloatArray
 from interlace.robots.envs.base import TaskSimulator
 from interlace.robots.envs.spec import ChunkResult, EnvSettings
 from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array, EnvSpec, Observation
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +101,19 @@ def _have_equal_actions(one: TaskSimulator, other: TaskSimulator) -> bool:
     )
 
 
+def reset_checked(task: str, reset: Callable[[], Observation]) -> Observation:
+    """Returns the first observations that a reset gives. Raises SimulatorError if it fails. task: for messages."""
+    try:
+        observation = reset()
+    except UserError:
+        raise
+    except Exception as error:
+        raise SimulatorError(f"the reset of {task!r} raised {describe_error(error)}") from error
+    if reason := find_invalid_array(observation):
+        raise SimulatorError(f"the reset of {task!r} gave {reason}")
+    return observation
+
+
 def find_invalid_array(observation: Observation) -> str:
     """Returns a description of an array that is not finite; empty if all are finite."""
     for name, array in observation.items():
@@ -109,9 +122,10 @@ def find_invalid_array(observation: Observation) -> str:
     return ""
 
 
-def find_invalid_reward(rewards: FloatArray) -> str:
-    """Returns a description of a reward that is not finite; empty if all are finite."""
-    return "" if np.isfinite(rewards).all() else "a reward that is NaN"
+def find_invalid_result(observation: Observation, rewards: FloatArray) -> str:
+    """Returns why a chunk's result is invalid: it has a number that is not finite; empty if all are finite."""
+    reason = find_invalid_array(observation) or ("" if np.isfinite(rewards).all() else "a reward that is NaN")
+    return f"it gave {reason}" if reason else ""
 
 
 def describe_error(error: BaseException) -> str:

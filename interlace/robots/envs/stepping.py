@@ -17,12 +17,12 @@ from interlace.robots.envs.slots import (
     check_task_id,
     choose_slots,
     describe_error,
-    find_invalid_array,
-    find_invalid_reward,
+    find_invalid_result,
     make_empty_result,
     make_offload_error,
     make_reset_error,
     make_spec,
+    reset_checked,
 )
 from interlace.robots.envs.spec import ChunkResult, EnvSettings, stack_observations
 from interlace.rollouts.envs.jobs import Start
@@ -245,15 +245,12 @@ class SimulatedEnvs(VectorEnv):
             self._simulators.forget(slot)
             return kept[1]
         self._simulators.leave(start.task, slot)
-        try:
+
+        def reset() -> Observation:
             simulator.reset(start.init_state, start.seed)
-            observation = simulator.observe()
-        except UserError:
-            raise
-        except Exception as error:
-            raise SimulatorError(f"the reset of {simulator.task!r} raised {describe_error(error)}") from error
-        if reason := find_invalid_array(observation):
-            raise SimulatorError(f"the reset of {simulator.task!r} gave {reason}")
+            return simulator.observe()
+
+        observation = reset_checked(simulator.task, reset)
         self._simulators.slots[slot] = EnvSlot(start=start, observation=observation)
         self._simulators.set_present(start.task, slot)
         if self._kind.swaps and self._kind.keeps_starts:
@@ -301,9 +298,8 @@ class SimulatedEnvs(VectorEnv):
                 one.is_over = True
                 break
         observation = simulator.observe()
-        reason = find_invalid_array(observation) or find_invalid_reward(result.reward[row])
-        if reason:
-            return f"it gave {reason}"
+        if reason := find_invalid_result(observation, result.reward[row]):
+            return reason
         one.observation = observation
         return ""
 

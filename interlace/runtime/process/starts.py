@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from interlace.core.processes import is_stopped, kill_processes
+from interlace.core.processes import kill_if_stopped
 from interlace.runtime.process.launch import fork_servers
 from interlace.runtime.process.links import Child
 
@@ -123,7 +123,4 @@ class StoppedWatch:
             return
         self._next_look_s = now_s + LOOK_S
         for child in children:
-            process = child.process.pid if child.process else None
-            if process is not None and is_stopped(process):
-                child.was_stopped = True
-                kill_processes([process])
+            child.was_stopped |= kill_if_stopped(child.process.pid if child.process else None)

@@ -19,7 +19,7 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.manifest import can_write_manifest, is_manifest
+from interlace.engines.rollout.services.manifest import can_write_manifest
 from interlace.engines.rollout.services.protocol import Delta, ServiceError
 from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
 from interlace.weights.reader import WeightReader
@@ -222,7 +222,7 @@ class ServiceEngine(LinkedServer):
         try:
             self._link.reconnect()
             # A manifest's content may have been overwritten. The newest version is loaded before the engine serves.
-            if self._source is not None and not is_manifest(self._source) and self._source.is_dir():
+            if self._source is not None and self._source.is_dir():
                 self._link.load(self._source, self._version, "recompute", self._probe)
             if self._paused:
                 self._link.call(lambda client: client.pause("keep"))
