@@ -178,7 +178,7 @@ class LoopbackCluster(Cluster):
         self._port = port
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
-        rank = LoopbackRank(context, self.clock, None, self._broke(spec))
+        rank = LoopbackRank(context, self.clock, None, self._make_failure_handler(spec))
         await rank.start(spec.factory, self._port)
         return rank
 

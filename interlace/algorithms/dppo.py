@@ -26,7 +26,7 @@ class DPPOSettings(OwnSurrogateSettings):
     """Weight of (log ratio)^2, which pulls towards the behaviour policy."""
 
     @model_validator(mode="after")
-    def _bounds_no_ratio(self) -> Self:
+    def _refuse_clip_bounds(self) -> Self:
         defaults = PolicySettings()
         if (self.clip_low, self.clip_high) != (defaults.clip_low, defaults.clip_high):
             raise ValueError(

@@ -15,7 +15,7 @@ class MaxRLSettings(GroupSettings):
     """Settings of MaxRL, the same as GRPO's."""
 
     @model_validator(mode="after")
-    def _rewards_stay_rewards(self) -> Self:
+    def _refuse_kl_in_rewards(self) -> Self:
         if self.kl_reward_coefficient:
             raise ValueError(
                 f"kl_reward_coefficient = {self.kl_reward_coefficient:g} would make rewards negative, and maxrl "

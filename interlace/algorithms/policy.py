@@ -49,7 +49,7 @@ class PolicySettings(AlgorithmConfig):
     off_policy: OffPolicyConfig = OffPolicyConfig()
 
     @model_validator(mode="after")
-    def _kl_has_a_gradient(self) -> Self:
+    def _refuse_kl_without_gradient(self) -> Self:
         if self.kl_coefficient and self.kl_estimator == "k1":
             raise ValueError(
                 f"kl_coefficient = {self.kl_coefficient:g} with kl_estimator = 'k1': the gradient of k1 does not "
@@ -132,7 +132,7 @@ class OwnRatioSettings(GroupSettings):
     """Settings of algorithms whose loss defines the unit of its ratio, so that ratio_of would have no effect."""
 
     @model_validator(mode="after")
-    def _has_its_own_ratio(self) -> Self:
+    def _refuse_ratio_of(self) -> Self:
         if self.ratio_of != "token":
             raise ValueError(
                 f"ratio_of = {self.ratio_of!r} sets the unit of the clipped ratio, and this algorithm has a fixed "
@@ -145,7 +145,7 @@ class OwnSurrogateSettings(OwnRatioSettings):
     """Settings of algorithms whose loss is not PPO's clipped one, so that dual_clip would have no effect."""
 
     @model_validator(mode="after")
-    def _bounds_its_own_loss(self) -> Self:
+    def _refuse_dual_clip(self) -> Self:
         if self.dual_clip is not None:
             raise ValueError(
                 f"dual_clip = {self.dual_clip:g} bounds PPO's clipped loss, and this algorithm has another loss, "

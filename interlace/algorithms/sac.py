@@ -41,7 +41,7 @@ class SACSettings(CriticSettings):
     """False leaves the entropy out of the critics' targets, which RLPD does for sparse rewards."""
 
     @model_validator(mode="after")
-    def _critics_fit_together(self) -> Self:
+    def _check_critic_counts(self) -> Self:
         if self.target_critics > self.num_critics:
             raise ValueError(
                 f"target_critics = {self.target_critics} are drawn among num_critics = {self.num_critics}: lower it"

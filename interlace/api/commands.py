@@ -12,7 +12,7 @@ from interlace.api.advice import for_python, in_any_loop, outside_of_loops
 from interlace.api.run import TrainedRun
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
-from interlace.cli.preflight import hush_libraries, writable
+from interlace.cli.preflight import disable_progress_bars, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
@@ -137,7 +137,7 @@ def compare(  # house: the options of the command, by the same names
     """
     from interlace.run.compare import load_variants, run_variants, write_comparison
 
-    hush_libraries()
+    disable_progress_bars()
     spec, names = str(recipe), _join_names(schedules)
     changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
@@ -223,7 +223,7 @@ def profile(
     from interlace.forecast.profile.make import make_profile
     from interlace.observe.atomic_file import write_atomic
 
-    hush_libraries()
+    disable_progress_bars()
     path = writable(Path(out), "--out")
     spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else str(recipe)
     found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
@@ -287,7 +287,7 @@ def serve(
     from interlace.run.serve_policy import PolicyOptions, split_policy_settings
 
     check_access(port, api_key, admin_key)
-    hush_libraries()
+    disable_progress_bars()
     spec, chosen = _find_checkpoint(model_or_run, checkpoint)
     if policy:
         settings, others = split_policy_settings(overrides)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from interlace.api.advice import for_python
 from interlace.api.given_run import GivenRun
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.run.library import ProgramInputs, Reward, Settings, trains_on_rows
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.config import Recipe
@@ -36,7 +36,7 @@ def dry_run(  # house: the inputs of train()
     It has the inputs of train(). devices: GPUs that this machine need not have, such as "1x24GB" or "8xH100-80GB"; None
     takes the devices of the run's cluster. Raises UserError for a run that cannot start.
     """
-    hush_libraries()
+    disable_progress_bars()
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from interlace.api.advice import for_python, outside_of_loops
 from interlace.api.given_run import GivenRun
 from interlace.api.run import TrainedRun
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
@@ -84,7 +84,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     refuse_in_child("interlace.train()")
     check_choice(resume=resume, overwrite=overwrite)
     watchers = Callbacks(callbacks)
-    hush_libraries()
+    disable_progress_bars()
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.observe.run_folder import run_folder
 
 
@@ -14,7 +14,7 @@ def advise(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Suggest up to three settings that shorten a run's step, by simulating changes under the costs of its records."""
-    hush_libraries()
+    disable_progress_bars()
     folder = run_folder(run)
     from interlace.forecast.advice import advise as find_advice  # loads torch
     from interlace.observe.atomic_file import write_atomic

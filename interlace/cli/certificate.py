@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.preflight import disable_progress_bars, say
 
 if TYPE_CHECKING:
     from interlace.observe.stop import StopSignal
@@ -25,7 +25,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     from interlace.run import equivalence
     from interlace.run.recipe.load import load_recipe
 
-    hush_libraries()
+    disable_progress_bars()
     console = Console()
     recipes = equivalence.variants(equivalence.toy(load_recipe(spec, overrides)))
     small = next(iter(recipes.values()))

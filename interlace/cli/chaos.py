@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.preflight import disable_progress_bars, say
 
 if TYPE_CHECKING:
     from interlace.run.chaos.certificate import Certificate
@@ -89,7 +89,7 @@ def certify_faults(
     recipe = load_recipe(spec, overrides)
     refuse_offline(recipe, "chaos")
     check_processes(recipe, faults)
-    hush_libraries()
+    disable_progress_bars()
     from interlace.run.chaos.real import run_with_faults  # loads torch, so the checks without torch come first
     from interlace.run.recipe.check import check_recipe
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.run_folder import ROOT
 from interlace.observe.step_line import number, short
@@ -47,7 +47,7 @@ def compare(
     from interlace.observe.stop import StopSignal
     from interlace.run.compare import Comparison, load_variants, run_variants, write_comparison
 
-    hush_libraries()
+    disable_progress_bars()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
         found = Comparison(outcomes=simulate_runs(recipe, changes, schedules, devices, profile, ROOT))

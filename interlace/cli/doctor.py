@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from interlace.cli.certificate import certify_recipe
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.core.errors import InterlaceError, UserError
 
 DISK_BYTES = 2 * 2**30
@@ -90,7 +90,7 @@ def doctor(
 def _check_gpu(json_file: Path | None) -> bool:
     from interlace.run.gpu_checks.table import format_row, run_gpu_checks, write_results
 
-    hush_libraries()
+    disable_progress_bars()
     results = []
     for result in run_gpu_checks():
         print(format_row(result), flush=True)
@@ -105,7 +105,7 @@ def _restore_checkpoints(spec: str) -> bool:
     from interlace.run.recipe.load import load_recipe
     from interlace.run.restore_test import restore_checkpoints
 
-    hush_libraries()
+    disable_progress_bars()
     folder = run_folder(spec)
     healthy = True
     for part in restore_checkpoints(folder, load_recipe(str(folder.config))):
@@ -128,7 +128,7 @@ def _list_findings() -> Iterator[Finding]:
     yield from packages
     if any(finding.remedy for finding in packages):
         return  # the other checks would fail for the same reason
-    hush_libraries()
+    disable_progress_bars()
     for check in (_check_devices, _check_compiler, _check_disk, _check_sandbox, _real_model, _smoke_run):
         yield _run_check(check)
     yield from _check_engines()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import find_run
 
@@ -68,7 +68,7 @@ def evaluate_spec(
     """
     from interlace.observe.progress import open_progress
 
-    hush_libraries()
+    disable_progress_bars()
     settings = make_evaluated_recipe(spec, recipe, overrides, checkpoint)
     from interlace.run.evaluate_model import evaluate_model  # loads torch, so a bad recipe is refused before it
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.observe.run_folder import run_folder
 
 
@@ -22,7 +22,7 @@ def export(
     """Write the trained model with a model card for transformers, peft, the Hugging Face hub or llama.cpp."""
     from interlace.run.recipe.load import load_recipe
 
-    hush_libraries()
+    disable_progress_bars()
     folder = run_folder(run)
     recipe = load_recipe(str(folder.config))
     from interlace.run.export import ExportOptions, export_run  # loads torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def open_lm(source: LMSource, *, device: str | None = None) -> "EngineLM":
 
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("tasks of lm-evaluation-harness need its package: pip install 'interlace[lm-eval]'.")
-    hush_libraries()
+    disable_progress_bars()
     from interlace.run.best import NEWEST
 
     if source.spec.startswith(("http://", "https://")):

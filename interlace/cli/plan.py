@@ -10,7 +10,7 @@ from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_market, show_memory, show_plans, show_training, unique
-from interlace.cli.preflight import hush_libraries, say, started_s, writable
+from interlace.cli.preflight import disable_progress_bars, say, started_s, writable
 from interlace.cli.virtual import load_on_cluster
 from interlace.core.errors import UserError
 
@@ -107,7 +107,7 @@ def plan_recipe(
     if devices is None:
         from interlace.cli.planning import plan_here
 
-        hush_libraries()
+        disable_progress_bars()
         made, measured = plan_here(recipe, overrides, profile, settings, probe=probe, quiet=quiet)
     elif probe:
         raise UserError("--probe runs plans on this machine, and --devices asks for a virtual one: leave one out.")
@@ -143,7 +143,7 @@ def say_to_stderr(text: str) -> None:
 def _format_yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     """Returns the schedule's file: the fields that differ from the defaults, with the prediction as a comment."""
     from interlace.core.yaml_text import to_yaml
-    from interlace.forecast.search.plans import differing
+    from interlace.forecast.search.plans import list_changes
 
     sizes, score = made.request.workload, chosen.score
     ratio = made.found.ratio(chosen)
@@ -154,7 +154,7 @@ def _format_yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
         f"# Predicted: {score.step_s:.4g} s a step{f', {ratio:.2f}x verl-colocated' if ratio else ''}, at most "
         f"{chosen.staleness_bound} versions stale.",
     ]
-    return "\n".join(lines) + "\n" + to_yaml(differing(chosen.schedule), flow=None, width=110)
+    return "\n".join(lines) + "\n" + to_yaml(list_changes(chosen.schedule), flow=None, width=110)
 
 
 def _show_plan(

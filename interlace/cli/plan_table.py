@@ -132,6 +132,6 @@ def unique(plans: "Sequence[Planned]") -> "list[Planned]":
 def differences(plan: "Planned") -> str:
     """Returns the plan's fields that differ from the defaults, on one line."""
     from interlace.core.yaml_text import to_yaml
-    from interlace.forecast.search.plans import differing
+    from interlace.forecast.search.plans import list_changes
 
-    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().removeprefix("{").removesuffix("}")
+    return to_yaml(list_changes(plan.schedule), flow=True, width=10**6).strip().removeprefix("{").removesuffix("}")

@@ -31,7 +31,7 @@ def started_s() -> float:
     return _started_s[0] if _started_s else time.monotonic()
 
 
-def hush_libraries() -> None:
+def disable_progress_bars() -> None:
     """Turns off the progress bars of transformers, which would break the lines of the live view.
 
     Sets an environment variable, which the library reads when a command imports it. A program may have imported it.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import hush_libraries, say, writable
+from interlace.cli.preflight import disable_progress_bars, say, writable
 
 if TYPE_CHECKING:
     from interlace.forecast.profile.types import Profile
@@ -33,7 +33,7 @@ def profile(
     from interlace.forecast.profile.make import make_profile
 
     writable(out, "--out")
-    hush_libraries()
+    disable_progress_bars()
     made = make_profile(recipe, overrides or [], budget_s=budget, roofline=roofline, quiet=quiet or as_json)
     console = Console(quiet=quiet)
     _write_profile(made.profile, out, console, as_json=as_json)

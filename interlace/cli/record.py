@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 
 
 def record(
@@ -26,7 +26,7 @@ def record(
     quiet: Annotated[bool, typer.Option("--quiet", help="No result.")] = False,
 ) -> None:
     """Record a scripted expert in a recipe's simulators as a LeRobotDataset (v3)."""
-    hush_libraries()
+    disable_progress_bars()
     from interlace.robots.experts import ExpertConfig
     from interlace.run import record as recording
     from interlace.run.recipe.check_settings import check_settings

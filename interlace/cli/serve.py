@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import disable_progress_bars
 from interlace.cli.serve_policy import NEVER_S, announce_policy, make_served_policy
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import find_run
@@ -46,7 +46,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model over HTTP (chat completions, completions, responses, messages, token ids), or a robot's policy."""
-    hush_libraries()
+    disable_progress_bars()
     check_access(port, api_key, admin_key)
     if policy:
         from interlace.run.serve_policy import PolicyOptions, serve_policy, split_policy_settings

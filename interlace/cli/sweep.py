@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interlace.cli.complete import RecipeArgument
-from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.run_folder import ROOT
 
@@ -74,7 +74,7 @@ def run_sweep(
     from interlace.run.sweep import Sweep, choose_order, load_sweep
     from interlace.run.sweep_pool import divide_devices
 
-    hush_libraries()
+    disable_progress_bars()
     if options.resume and options.name is None:
         raise UserError("--resume continues the sweep of a name: give it (--name).")
     if options.name is not None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import hush_libraries, say
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 from interlace.observe.run_folder import ROOT
 from interlace.observe.run_identity import CHANGEABLE, may_change
@@ -45,7 +45,7 @@ def train(
 ) -> None:
     """Train a model. Everything is written to runs/NAME: settings, metrics, timeline, samples, checkpoints."""
     check_choice(resume=resume, overwrite=overwrite)
-    hush_libraries()
+    disable_progress_bars()
     console = Console(quiet=quiet)
     changes = overrides or []
     if devices is not None and not is_dry:

@@ -45,7 +45,7 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_truth_as_number(cls, data: Any) -> Any:
+    def _refuse_bool_as_number(cls, data: Any) -> Any:
         """Refuses true for a number: YAML reads on, yes and true as true, which Python counts as 1."""
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if isinstance(value, bool) and name in cls.model_fields:

@@ -75,12 +75,12 @@ class Runs(Sequence[N], Generic[N]):
         """Returns the values as a read-only array, [length]."""
         if len(self._pieces) == 1 and not copy:
             value, count = self._pieces[0]
-            return endless(value, np.dtype(dtype))[:count]
+            return repeat_endlessly(value, np.dtype(dtype))[:count]
         values = np.asarray([value for value, _ in self._pieces], dtype)
         return np.repeat(values, [count for _, count in self._pieces])
 
 
 @lru_cache(maxsize=64)
-def endless(value: int | float, dtype: np.dtype[Any]) -> NDArray[Any]:
+def repeat_endlessly(value: int | float, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Returns an array of one repeated value, from which any length can be cut. It has the memory of one value."""
     return np.broadcast_to(np.asarray(value, dtype), 2**40)

@@ -133,7 +133,7 @@ class PolicyRun:
             self.admission,
             settings.shaping,
             on_failed=self._on_failed,
-            on_scored=self.redraws.scored,
+            on_scored=self.redraws.record_score,
             is_needed=algorithm.needs.reward,
         )
         self.reference = self._make_reference(stages, groups)

@@ -15,7 +15,7 @@ from interlace.flows.steps import StepResult
 from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Lengths, Profile
-from interlace.forecast.search.plans import Accepts, Planned, differing
+from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import Replanner
 from interlace.observe.progress import ProgressView
 from interlace.runtime.process.child import become_child
@@ -156,7 +156,7 @@ class OnlinePlanner:
             self._next = decision
             progress.say(
                 f"changing the schedule in place: responses of {fmean(lengths):.0f} tokens, {decision.current_s:.3g} s "
-                f"a step predicted now, {decision.step_s:.3g} with {differing(decision.schedule)}"
+                f"a step predicted now, {decision.step_s:.3g} with {list_changes(decision.schedule)}"
             )
 
     def _update_table(self, progress: ProgressView) -> None:
@@ -203,7 +203,7 @@ class OnlinePlanner:
             self._next = best
             progress.say(
                 f"changing the schedule: {current_s:.3g} s a step predicted now, {best.score.step_s:.3g} with "
-                f"{differing(best.schedule)}; starting again from here takes about {self._rule.switch_s:.3g} s"
+                f"{list_changes(best.schedule)}; starting again from here takes about {self._rule.switch_s:.3g} s"
             )
 
     def _refit_lengths(self) -> PlanRequest:

@@ -31,7 +31,7 @@ from interlace.observe.run_folder import create_next_run
 from interlace.observe.transcripts import step_file
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
-from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.outcome import ScheduleOutcome, load_under_each
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
@@ -303,7 +303,7 @@ def simulate_variants(
         recipe = load_recipe(spec, overrides)
         recipes = {recipe.schedule.preset: recipe}
     else:
-        recipes = under_each(spec, overrides, schedules)
+        recipes = load_under_each(spec, overrides, schedules)
     check_simulated(recipes, simulation.profile, simulation.devices)
     first = next(iter(recipes))
     found = []
@@ -326,7 +326,7 @@ def simulate_into(
     Raises UserError.
     """
     outcomes = []
-    recipes = under_each(spec, overrides, schedules)
+    recipes = load_under_each(spec, overrides, schedules)
     check_simulated(recipes, simulation.profile, simulation.devices)
     for name, recipe in recipes.items():
         folder = create_next_run(root, f"{Path(spec).stem}-{Path(name).stem}-simulated")

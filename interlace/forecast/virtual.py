@@ -153,7 +153,7 @@ def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: f
         return loop.run_until_complete(main())
     finally:
         loop.stop_at_s = math.inf
-        loop.wind_up()
+        loop.cancel_and_close()
         asyncio.set_event_loop(None)
 
 

@@ -43,7 +43,7 @@ class FlowConfig(Config):
     """Width of the hidden layers of the velocity network."""
 
     @model_validator(mode="after")
-    def _bounds_are_ordered(self) -> Self:
+    def _check_std_bounds(self) -> Self:
         if self.min_std > self.max_std:
             raise ValueError(f"min_std = {self.min_std} is above max_std = {self.max_std}; exchange them")
         return self
@@ -93,7 +93,7 @@ class RobotShape(Config):
         return 512 if self.head != FLOW else 256 + max(256, self.num_queries)
 
     @model_validator(mode="after")
-    def _senses_something(self) -> Self:
+    def _check_observation_sizes(self) -> Self:
         if not (self.state_size or self.image_size):
             raise ValueError("the policy senses nothing: set state_size, image_size or both")
         if self.head != "tokens" and self.decoding == "tokens":

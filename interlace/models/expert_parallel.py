@@ -78,12 +78,12 @@ def _share_module(module: nn.Module, mesh: DeviceMesh) -> None:
         travel = _Travel(chosen, weights, num_experts, mesh)
         travels.append(travel)
         vars(module)["num_experts"] = num_experts // mesh.size()
-        return travel.there(rows), {}
+        return travel.send_to_experts(rows), {}
 
     def bring_back(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         del args
         vars(module)["num_experts"] = num_experts
-        return travels.pop().back(output)
+        return travels.pop().combine_outputs(output)
 
     module.register_forward_pre_hook(send, with_kwargs=True)
     module.register_forward_hook(bring_back)
@@ -106,7 +106,7 @@ class _Travel:
         self._taken = each.sum(1).tolist()
         self._experts = torch.arange(each.shape[1], device=each.device).repeat(mesh.size()).repeat_interleave(taken)
 
-    def there(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def send_to_experts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sends rows [tokens, H]. Returns the rows received for this rank's experts, the expert of each row, and
         weights of 1.
         """
@@ -117,7 +117,7 @@ class _Travel:
             found, experts = found.sum(0, keepdim=True), experts.new_zeros(1)
         return found, experts[:, None], found.new_ones(len(found), 1)
 
-    def back(self, outputs: Tensor) -> Tensor:
+    def combine_outputs(self, outputs: Tensor) -> Tensor:
         """Returns [tokens, H]: the weighted sum of the experts' outputs for each token."""
         found = exchange_rows(outputs[: len(self._experts)], self._taken, self._given, self._mesh)
         pairs = torch.empty_like(found).index_copy(0, self._order, found)

@@ -69,7 +69,7 @@ class BestTracker:
         """Returns whether the metric has not improved for `patience` measurements."""
         return self.config.patience is not None and self.num_since >= self.config.patience
 
-    def retreat_to(self, steps: list[int]) -> None:
+    def choose_among(self, steps: list[int]) -> None:
         """Chooses among the steps that have a checkpoint, if the checkpoint of the best step is lost."""
         if self.step is None or self.step in steps:
             return
@@ -89,5 +89,5 @@ def read_best(config: BestConfig, folder: RunFolder, steps: list[int]) -> BestTr
     tracker = BestTracker(config)
     for step in sorted(rows):
         tracker.observe(step, rows[step])
-    tracker.retreat_to(steps)
+    tracker.choose_among(steps)
     return tracker

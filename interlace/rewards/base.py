@@ -98,7 +98,7 @@ class RewardConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _list_of_parts(cls, data: Any) -> Any:
+    def _read_list_of_parts(cls, data: Any) -> Any:
         if isinstance(data, list | tuple):
             data = {"parts": data}
         if not isinstance(data, Mapping) or not data.get("parts"):
@@ -108,7 +108,7 @@ class RewardConfig(Config):
         return {"name": SUM, "correct": 1.0, "incorrect": 0.0, **data, "parts": parts}
 
     @model_validator(mode="after")
-    def _parts_where_summed(self) -> Self:
+    def _check_sum_parts(self) -> Self:
         if (self.name == SUM) != bool(self.parts):
             raise ValueError(
                 f"reward.name = {self.name!r} and reward.parts has {len(self.parts)} rewards: give one name, or parts"
@@ -121,7 +121,7 @@ class RewardConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _model_where_named(self) -> Self:
+    def _check_model_name(self) -> Self:
         if (self.name == MODEL) != (self.model is not None):
             given = f"reward.name = {self.name!r}, reward.model = {self.model.path if self.model else None!r}"
             raise ValueError(
@@ -130,7 +130,7 @@ class RewardConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _weighs_what_has_parts(self) -> Self:
+    def _check_shaping_weights(self) -> Self:
         if self.shaping.weights and self.name not in (MODEL, SUM) and ":" not in self.name:
             raise ValueError(
                 f"shaping.weights = {dict(self.shaping.weights)}, and reward {self.name!r} gives a verdict, which has "

@@ -132,7 +132,7 @@ class Scorer:
             done.result()  # raises the error of the thread
             return _deliver_results(asked, work.results, num_scored)
         self._thread = None
-        thread.abandon()
+        thread.interrupt()
         if len(work.results) == num_scored:  # else it was done with the late one just now
             work.results.append([make_timeout_result(self._config)] * len(asked[num_scored].requests))
         return _deliver_results(asked, work.results, num_scored)

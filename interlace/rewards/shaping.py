@@ -40,7 +40,7 @@ class ShapingConfig(Config):
     """A response with more task reward than this counts as right there."""
 
     @model_validator(mode="after")
-    def _buffer_fits(self) -> "ShapingConfig":
+    def _check_overlong_buffer(self) -> "ShapingConfig":
         if self.overlong_buffer and (self.overlong_limit is None or self.overlong_buffer > self.overlong_limit):
             raise ValueError(
                 f"overlong_buffer ({self.overlong_buffer}) must lie within overlong_limit ({self.overlong_limit})"

@@ -26,12 +26,12 @@ class EnvWorker(Worker):
     @operation(bin="simulate")
     async def simulate(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs as one batch on the devices."""
-        return await self._pool.carry_out(jobs)
+        return await self._pool.run_jobs(jobs)
 
     @operation(on_device=False, phase="env")
     async def simulate_beside(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs on the host, concurrently with earlier calls."""
-        return await self._pool.carry_out(jobs)
+        return await self._pool.run_jobs(jobs)
 
     @operation(on_device=False, concurrent=True)
     def forget(self, slot: int) -> None:
@@ -56,7 +56,7 @@ class EnvWorker(Worker):
 
     async def _run_everywhere(self, kind: JobKind) -> None:
         jobs = [SlotJob(slot=process, kind=kind) for process in range(self._pool.num_processes)]
-        for answer in (await self._pool.carry_out(jobs)).answers:
+        for answer in (await self._pool.run_jobs(jobs)).answers:
             if answer.error:
                 raise answer.error
 

@@ -25,7 +25,7 @@ class Feature(Config):
     """True to apply the hyperbolic tangent to the result; else it is clipped to -1 ... 1."""
 
     @model_validator(mode="after")
-    def _numbers_can_be_computed(self) -> Self:
+    def _check_numbers(self) -> Self:
         for name, given in (("minus", self.minus), ("center", self.center), ("scale", self.scale)):
             if len(given) not in ({1, len(self.of)} if name == "scale" else {0, len(self.of)}):
                 raise ValueError(f"{name} has {len(given)} numbers and `of` {len(self.of)}: give as many")

@@ -60,7 +60,7 @@ class CodeTime:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Stops the episode's time during a turn."""
-        with self.elsewhere():
+        with self.exclude_wait():
             if not self._num_turns and (when := self._deadline.when()) is not None:
                 self._left_s = when - asyncio.get_running_loop().time()
                 if not self._deadline.expired():
@@ -73,7 +73,7 @@ class CodeTime:
                 self._restart_deadline()
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def exclude_wait(self) -> Iterator[None]:
         """Ends the operation during a wait that is registered under another name."""
         self._num_elsewhere += 1
         self._unregister_wait()

@@ -47,7 +47,7 @@ class EpisodeConfig(Config):
     """Further episodes, by the value of `column` that selects them, each with separate settings."""
 
     @model_validator(mode="after")
-    def _others_are_named(self) -> Self:
+    def _check_column(self) -> Self:
         if bool(self.others) != (self.column is not None):
             raise ValueError(
                 f"column = {self.column!r} and others = {sorted(self.others)}: a row names one of `others` in "

@@ -111,7 +111,7 @@ class Dispatcher:
         chosen = route(self._policy, expected, kept, loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
             if self.homes:
-                self.homes.goes_to(job, ready[engine])
+                self.homes.record_engine(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
         if self.tool_waits:

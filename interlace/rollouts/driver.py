@@ -361,7 +361,7 @@ class DeviceHold:
         """Arguments for the engine's offload()."""
         return ("recompute",) if self._drops_cache else ()
 
-    def unloaded(self, parts: Sequence[str]) -> None:
+    def record_unloaded(self, parts: Sequence[str]) -> None:
         """Records that parts of the engine's state were offloaded from the devices."""
         if self._drops_cache and tuple(parts) != (WEIGHTS,):
             self._on_recompute()

@@ -249,12 +249,12 @@ class _Running:
             text=found.text,
         )
 
-    def got_more(self, found: TurnSoFar) -> None:
+    def set_partial(self, found: TurnSoFar) -> None:
         """Passes an incomplete turn to its listener, if the turn is awaited."""
         if listener := self._listeners.get((found.turn, found.repeat)):
             listener(found)
 
-    def answered(self, answer: TurnAnswer) -> None:
+    def set_answer(self, answer: TurnAnswer) -> None:
         """Sets the result of a turn, if the turn is awaited."""
         waiting = self._answers.get((answer.turn, answer.repeat))
         if waiting is not None and not waiting.done():
@@ -291,9 +291,9 @@ class _EpisodeServer(LoopServer):
         if running_one is None:
             return  # the episode ended before the message arrived
         if isinstance(message, TurnAnswer):
-            running_one.answered(message)
+            running_one.set_answer(message)
         elif isinstance(message, TurnSoFar):
-            running_one.got_more(message)
+            running_one.set_partial(message)
         elif isinstance(message, EnvAnswer):
             running_one.envs.take_answer(message)
         elif running_one.task:

@@ -92,7 +92,7 @@ class _Processes(ProcessPool[_Job, tuple[_Job, ToEpisode | None]]):
         """Starts an episode as soon as a process has room."""
         self._submit((job, None))
 
-    def tell(self, job: _Job, message: ToEpisode) -> None:
+    def send(self, job: _Job, message: ToEpisode) -> None:
         """Sends a message to an episode. The message is dropped if the process has ended."""
         self._submitted.append((job, message))
         self._links.wake()
@@ -278,7 +278,7 @@ class WorkerEpisodes:
                 raise EpisodeFailedError(reason, Cause.USER) from None
             raise
         except asyncio.CancelledError:
-            self._processes.tell(job, EpisodeCancel())
+            self._processes.send(job, EpisodeCancel())
             raise
 
 
@@ -287,7 +287,7 @@ class _Exchange:
 
     def __init__(self, processes: _Processes, job: _Job, session: EpisodeSession) -> None:
         self._processes, self._job, self._session = processes, job, session
-        self._envs = EnvLeases(session, partial(processes.tell, job))
+        self._envs = EnvLeases(session, partial(processes.send, job))
         self._turns: dict[int, asyncio.Task[None]] = {}
         self._done: dict[int, Turn] = {}
         self._waits: dict[int, contextlib.AsyncExitStack] = {}
@@ -344,10 +344,10 @@ class _Exchange:
                 refusal=str(error),
                 is_busy=isinstance(error, EnginesBusyError),
             )
-            self._processes.tell(self._job, nothing)
+            self._processes.send(self._job, nothing)
             return
         except Exception as error:  # noqa: BLE001 - any error of the session ends the episode
-            self._processes.tell(self._job, EpisodeCancel())
+            self._processes.send(self._job, EpisodeCancel())
             self._job.messages.put_nowait(error)
             return
         self._done[ask.turn] = turn
@@ -361,11 +361,11 @@ class _Exchange:
             text=turn.text,
             num_cached_tokens=turn.num_cached_tokens,
         )
-        self._processes.tell(self._job, answer)
+        self._processes.send(self._job, answer)
 
     def _send_draft(self, ask: TurnAsk, draft: TurnDraft) -> None:
         message = TurnSoFar(turn=ask.turn, repeat=ask.repeat, token_ids=draft.token_ids, text=draft.text)
-        self._processes.tell(self._job, message)
+        self._processes.send(self._job, message)
 
     async def _hold_wait(self, note: WaitNote) -> None:
         if note.what is None:

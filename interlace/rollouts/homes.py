@@ -52,7 +52,7 @@ class Homes:
             return None
         return KeptContext(engine=place, num_tokens=home.num_tokens)
 
-    def goes_to(self, job: Job, driver: EngineDriver) -> None:
+    def record_engine(self, job: Job, driver: EngineDriver) -> None:
         """Records the engine of a job, and releases the context that another engine retained for the sample."""
         home = self._homes.get(job.request.owner)
         if home is not None and home.driver is not driver:

@@ -240,7 +240,7 @@ class EpisodeSession:
         simulators = own or self._limits.simulators
         if simulators is None:
             raise UserError("the episode requested a simulator, but the recipe's episode has no `env`")
-        lease = simulators.episode(start, around=self._code.elsewhere)
+        lease = simulators.episode(start, around=self._code.exclude_wait)
         if own is None:
             env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
         else:
@@ -254,7 +254,7 @@ class EpisodeSession:
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
         """Names the wait of the block; see Session."""
-        with self._code.elsewhere():
+        with self._code.exclude_wait():
             async with self._around.waiting(self.name, what):
                 yield
 

@@ -41,7 +41,7 @@ class SeenTools:
         if answer.tool_calls:
             self._pending.append(_Pending(turn, answer.tool_calls, frozenset(tool.name for tool in tools), now_s))
 
-    def asked(self, messages: Sequence[Message] | None, now_s: float) -> None:
+    def record_request(self, messages: Sequence[Message] | None, now_s: float) -> None:
         """Records the request of a turn. messages: its context; None if the context is token ids."""
         if not self._pending:
             return
@@ -108,7 +108,7 @@ class TurnRecord:
 
     def request(self, messages: Sequence[Message] | None, now_s: float) -> None:
         """Records the request of a turn. messages: its context; None if the context is token ids."""
-        self._seen.asked(messages, now_s)
+        self._seen.record_request(messages, now_s)
 
     def add(self, turn: Turn, tools: Sequence[ToolSpec], now_s: float) -> None:
         """Stores a finished turn. tools: tools in its prompt."""

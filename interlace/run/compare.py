@@ -12,15 +12,15 @@ from interlace.observe.run_folder import RunFolder, create_next_run
 from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
-from interlace.run.outcome import ScheduleOutcome, under_each
+from interlace.run.outcome import ScheduleOutcome, load_under_each
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 
 
 def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
-    """Returns the recipes of under_each(), all checked. Raises UserError."""
-    variants = under_each(spec, overrides, schedules)
+    """Returns the recipes of load_under_each(), all checked. Raises UserError."""
+    variants = load_under_each(spec, overrides, schedules)
     for recipe in variants.values():
         refuse_offline(recipe, "compare")
         check_settings(recipe)

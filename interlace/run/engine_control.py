@@ -127,7 +127,7 @@ class EngineControl:
         except FileNotFoundError:
             return  # the sender does not wait for it any longer
         try:
-            said = await self.carry_out(EngineCommand(**json.loads(text)))
+            said = await self.execute(EngineCommand(**json.loads(text)))
         except (InterlaceError, TypeError, ValueError) as error:
             said = f"error: {error}"
         if file.exists():
@@ -136,7 +136,7 @@ class EngineControl:
         else:
             self._pool.membership.notes.add(f"a command whose sender did not wait for it: {said}")
 
-    async def carry_out(self, command: EngineCommand) -> str:
+    async def execute(self, command: EngineCommand) -> str:
         """Executes a command. Returns a description of the result. Raises UserError or InterlaceError on failure."""
         try:
             return await self._change_engines(command)
@@ -254,7 +254,7 @@ class EngineControl:
     async def _change_listed(self, change: EngineCommand, after_failure: str = "") -> bool:
         """Executes a change of the file of addresses, and notes its failure. Returns whether it succeeded."""
         try:
-            await self.carry_out(change)
+            await self.execute(change)
         except InterlaceError as error:
             self._pool.membership.notes.add(f"{change.verb} {change.engine}: {error} {after_failure}".rstrip())
             return False

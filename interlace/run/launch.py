@@ -113,7 +113,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
     memory = forecast_run(recipe, cluster.devices, sources.longest_prompt)
     engines = _engine_workers(sources, memory)
-    workers = {**engines, **_workers_of_their_own(recipe), **_env_worker(recipe, cluster)}
+    workers = {**engines, **_make_role_workers(recipe), **_env_worker(recipe, cluster)}
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
@@ -199,7 +199,7 @@ def _reference_worker(initial: EngineSource) -> RoleWorker:
     return replace(worker, on_host=create_kind(service).num_addresses is not None)
 
 
-def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
+def _make_role_workers(recipe: Recipe) -> dict[str, RoleWorker]:
     """Makes the workers that the table of roles defines. A role whose section in the recipe is null has none."""
     workers = {}
     for role in ROLES:

@@ -94,7 +94,7 @@ def names_of(schedules: str) -> list[str]:
     return named
 
 
-def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
+def load_under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
     """Loads the recipe under each schedule of a comma-separated list, before any of them runs. Raises UserError."""
     named = names_of(schedules)
     if any(override_key(override) == "schedule" for override in overrides):

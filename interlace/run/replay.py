@@ -146,7 +146,7 @@ def _open_world_model(recipe: Recipe, folder: Path, newest: Path | None, groups:
     )
 
 
-def imagining(recipe: Recipe, folder: Path) -> Recipe:
+def read_world_models(recipe: Recipe, folder: Path) -> Recipe:
     """Returns a recipe whose imagined episodes read the world models that the run in `folder` publishes."""
     episode = recipe.episode
     if not isinstance(episode, RobotConfig) or episode.imagined is None:

@@ -34,7 +34,7 @@ from interlace.run.offline import OfflineSession
 from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
-from interlace.run.replay import imagining, open_learning
+from interlace.run.replay import open_learning, read_world_models
 from interlace.run.restarts import LOSSES, RunRestarts, describe_loss
 from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.saving import Saver
@@ -170,9 +170,9 @@ class _PolicySession(RunProcess):
             self._progress.say(f"offline updates from the demonstrations are done: {shown}")
 
     async def _host_flow(self, cluster: Cluster, stream: PromptStream) -> Hosted:
-        recipe = fix_addresses(imagining(self._recipe, self._folder.path))
+        recipe = fix_addresses(read_world_models(self._recipe, self._folder.path))
         groups, sources = await self._launch(cluster, recipe, len(self._prompts.longest.token_ids))
-        await self._say_how_it_computes(groups)
+        await self._report_computation(groups)
         self._progress.say(await join_weights(groups, recipe))
         resumed = self._job.start.state
         hosted = await host(cluster, recipe, groups, stream, resumed=resumed)
@@ -188,7 +188,7 @@ class _PolicySession(RunProcess):
             cluster.spawn(control.run(), name="engine control")
         return hosted
 
-    async def _say_how_it_computes(self, groups: RoleGroups) -> None:
+    async def _report_computation(self, groups: RoleGroups) -> None:
         reports = [await group.report() for group in groups.rollout]
         report = reports[0]
         self._progress.say(f"model: the engines generate with {self._recipe.model.dtype} weights (model.dtype)")

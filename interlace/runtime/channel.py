@@ -187,7 +187,7 @@ class Channel(Generic[K, R]):
         record = self._remove(key, event)
         for cursor in self._cursors:
             if unread & cursor.bit:
-                cursor._bury(key, record, event)
+                cursor._end_row(key, record, event)
         return True
 
     def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
@@ -382,7 +382,7 @@ class Cursor(Generic[K, R]):
             self._ready[key] = None
             self.changed.fire()
 
-    def _bury(self, key: K, record: R, event: TerminalEvent) -> None:
+    def _end_row(self, key: K, record: R, event: TerminalEvent) -> None:
         for held in (self._above, self._ready, self._leased):
             if key in held:
                 del held[key]

@@ -120,7 +120,7 @@ class Cluster(ABC):
         spec = WorkerSpec(name=name, factory=factory, worker_class=worker_class, devices=devices, may_die=may_die)
         return await self.launch(spec)
 
-    def _broke(self, spec: WorkerSpec) -> Callable[[Exception], None]:
+    def _make_failure_handler(self, spec: WorkerSpec) -> Callable[[Exception], None]:
         """Returns the handler for a rank's failures that no caller waits for."""
         survives = spec.may_die or spec.revival  # then the next call to the rank raises its death, or replaces it
 

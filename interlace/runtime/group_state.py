@@ -30,7 +30,7 @@ class Driver(Protocol):
         """Requests the devices, because another group is ready."""
         ...
 
-    def unloaded(self, parts: Sequence[str]) -> None:
+    def record_unloaded(self, parts: Sequence[str]) -> None:
         """Called when parts of the group's state have left the devices."""
         ...
 
@@ -100,7 +100,7 @@ class GroupState:
             if not self._ranks.revival:
                 raise  # otherwise the state ended with the process, and a later call replaces it
         if self._driver:
-            self._driver.unloaded([*self.part_bytes] if parts is None else parts)
+            self._driver.record_unloaded([*self.part_bytes] if parts is None else parts)
 
     async def _run_switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
         told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}

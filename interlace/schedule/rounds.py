@@ -96,11 +96,11 @@ class Rounds:
         """Removes a group that was filtered out or failed. It no longer counts."""
         self._accepted.pop(gid, None)
 
-    def place_stays_empty(self) -> None:
+    def count_empty_place(self) -> None:
         """Counts a place that no group will take."""
         self._num_empty += 1
 
-    def too_slow(self, prompt: Prompt) -> None:
+    def keep_for_later_round(self, prompt: Prompt) -> None:
         """Keeps a prompt whose group was not needed, for a later round."""
         if isinstance(self._tail, TailBatching):
             self._waiting.append((prompt, self._number))

@@ -33,7 +33,7 @@ def route(
     before: dict[int, tuple[int, float]] = {}
     try:  # the loads include the requests of this wave until its end: a copy would read thousands of loads for one turn
         for place, (own, tokens) in enumerate(zip(kept, expected_tokens, strict=True)):
-            if own is not None and stays(own, loads, prefill_cost=prefill_cost):
+            if own is not None and keeps_engine(own, loads, prefill_cost=prefill_cost):
                 chosen[place] = own.engine
                 load = loads[own.engine]
                 before.setdefault(own.engine, (load.num_requests, load.live_tokens))
@@ -48,7 +48,7 @@ def route(
     return [chosen[place] for place in range(len(expected_tokens))]
 
 
-def stays(own: KeptContext, loads: Sequence[Load], *, prefill_cost: float) -> bool:
+def keeps_engine(own: KeptContext, loads: Sequence[Load], *, prefill_cost: float) -> bool:
     """Returns whether a turn goes to the engine that has its context.
 
     The wait is the work of that engine in excess of the least loaded engine. It must not exceed the cost of computing

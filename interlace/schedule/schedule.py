@@ -178,7 +178,7 @@ class Schedule(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_words(cls, data: object) -> object:
+    def _refuse_foreign_names(cls, data: object) -> object:
         if isinstance(data, Mapping):
             refuse_foreign_words(name for name in data if name not in cls.model_fields)
         return data

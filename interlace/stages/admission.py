@@ -172,7 +172,7 @@ class Admission:
                 wave += self.rows.open(self.steps.admit(self._round_step).gid, rounds.refill())
             else:
                 self.steps.add_empty(self._round_step)
-                rounds.place_stays_empty()
+                rounds.count_empty_place()
                 self._end_surplus_of_full(rounds)
         return wave
 
@@ -182,7 +182,7 @@ class Admission:
             return
         for gid in self.live_gids():
             if not rounds.is_accepted(gid):
-                rounds.too_slow(self.rows.find_prompt(gid))
+                rounds.keep_for_later_round(self.rows.find_prompt(gid))
                 self.steps.drop(gid)
                 self.rows.end(gid, TerminalEvent.SURPLUS)
         self.changed.fire()

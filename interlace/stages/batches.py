@@ -107,7 +107,7 @@ class Batches:
         batch.num_empty += taken.num_empty
         for ticket in taken.tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
-        batch.closed = batch.num_missing == 0 or self._nothing_comes(batch.step)
+        batch.closed = batch.num_missing == 0 or self._has_no_more_groups(batch.step)
         if batch.closed:
             batch.groups = self._finish(batch.groups)
         num_returned, self._num_returned = self._num_returned, self._admission.gate.returned
@@ -117,7 +117,7 @@ class Batches:
             batch.changed.fire()
         if not batch.closed:
             self._lending.look((len(batch.groups) + len(self._complete)) / max(1, batch.size - batch.num_empty))
-            self._hurry()
+            self._enforce_deadlines()
 
     def _may_take(self, gid: int) -> bool:
         """Returns whether the contents of a complete group exist. If not, the group is drawn again."""
@@ -131,7 +131,7 @@ class Batches:
         """Records that a batch was trained on, and lends the training devices to rollout again."""
         self._lending.renew()
 
-    def _hurry(self) -> None:
+    def _enforce_deadlines(self) -> None:
         """Resumes suspended samples and applies `on_straggler` to late groups, if a deadline leaves no slack."""
         may_drop = self._on_straggler != "hold" and self._admission.batcher.num_ready > 0
         if not may_drop and not self._pool.num_suspended:
@@ -153,5 +153,5 @@ class Batches:
         ticket = self._admission.ticket(gid)
         return ticket is not None and ticket.deadline <= version
 
-    def _nothing_comes(self, step: int) -> bool:
+    def _has_no_more_groups(self, step: int) -> bool:
         return self._admission.closed and not self._admission.batcher.num_outstanding(step)

@@ -85,7 +85,7 @@ class Redraws:
             if not self.take(sample.key, LOST_CONTENT):
                 self._give_up(sample.key, LOST_CONTENT)
 
-    def scored(self) -> None:
+    def record_score(self) -> None:
         """Takes note that a sample was scored, which ends a pause."""
         if not self._breaker.succeeded():
             return

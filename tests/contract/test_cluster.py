@@ -177,7 +177,7 @@ def test_a_group_says_how_its_state_leaves_and_is_told_when_it_has(run: Run) -> 
             def ask_to_yield(self) -> None:
                 told.append("asked")
 
-            def unloaded(self, parts: Sequence[str]) -> None:
+            def record_unloaded(self, parts: Sequence[str]) -> None:
                 told.append(f"{' '.join(parts)} gone")
 
         first.state.set_driver(Leaving())

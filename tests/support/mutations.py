@@ -241,7 +241,7 @@ def proximal_of_the_weights_so_far() -> Mutation:
 
 def slow_prompts_are_lost() -> Mutation:
     """Loses a prompt whose group was not needed."""
-    return [(Rounds, "too_slow", lambda self, prompt: None)]
+    return [(Rounds, "keep_for_later_round", lambda self, prompt: None)]
 
 
 def no_age_cap() -> Mutation:

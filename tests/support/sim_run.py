@@ -149,7 +149,7 @@ def simulate(
         main = _run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster, between, start)
         return loop.run_until_complete(main)
     finally:
-        loop.wind_up()
+        loop.cancel_and_close()
         asyncio.set_event_loop(None)
 
 

@@ -23,7 +23,7 @@ class SecondGuessConfig(EpisodeConfig):
     max_turns: int = Field(default=2, ge=2)
 
     @model_validator(mode="after")
-    def _names_what_is_there(self) -> Self:
+    def _check_feedback_names(self) -> Self:
         names = {name for _, name, _, _ in string.Formatter().parse(self.feedback) if name is not None}
         if unknown := sorted(names - {"answer", "guess"}):
             raise ValueError(f"feedback names {unknown[0]!r}; it may name {{answer}} and {{guess}}")

@@ -134,7 +134,7 @@ def allow_writes_in(folders: Sequence[Path]) -> None:
     os.close(ruleset)
 
 
-def renounce_privileges() -> None:
+def drop_privileges() -> None:
     """Gives up all capabilities. No program that this process starts can gain any."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)

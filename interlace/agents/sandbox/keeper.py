@@ -207,7 +207,7 @@ def _become_code(code: str, limits: CodeLimits, scratch: Path, lost_write: int) 
         lost = {}
         os.chdir(scratch)
         steps = {
-            "privileges": confine.renounce_privileges,
+            "privileges": confine.drop_privileges,
             "writes": lambda: confine.allow_writes_in([scratch, Path("/dev/null")]),
             "calls": install_filter,
         }

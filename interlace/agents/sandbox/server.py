@@ -33,7 +33,7 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="interlace-sandbox-")) if "files" in lost else None
     try:
-        confine.renounce_privileges()
+        confine.drop_privileges()
         gc.freeze()  # the children share the imported modules instead of copying them
         with socket.socket(fileno=os.dup(0)) as control:
             _replace_stdin()

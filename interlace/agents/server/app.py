@@ -190,7 +190,7 @@ class SessionServer:
         async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
                 return await self._answer_request(conversation, head, on_draft, number)
-            async with self._sessions.welcome_visitor().session(head.ask.seed) as session:
+            async with self._sessions.admit_client().session(head.ask.seed) as session:
                 visit = Conversation(session, keeps_distribution=False)
                 return await self._answer_request(visit, head, on_draft, None)
 
@@ -199,7 +199,7 @@ class SessionServer:
 
         if conversation:
             conversation.check_open()
-        with retries.once(named, digest, begin) as asked:
+        with retries.begin_once(named, digest, begin) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:
                 return await stream_response(request, dialect.stream(asked.head, self._codec), asked)
@@ -225,7 +225,7 @@ class SessionServer:
             raise ApiError(401, "a session's key opens no other session.", code="invalid_api_key")
         seed = Body.parse(await request.read()).read(SessionRequest).seed
         stack = contextlib.AsyncExitStack()
-        session = await stack.enter_async_context(self._sessions.welcome_visitor().session(seed))
+        session = await stack.enter_async_context(self._sessions.admit_client().session(seed))
         endpoint = self._admit_session(Conversation(session, keeps_distribution=False), stack)
         return json_response({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
 
@@ -271,7 +271,7 @@ class SessionServer:
         ask = await _on_thread(content, lambda: count_ask(Body.parse(content).read(CountRequest)))
         if conversation:
             return json_response({"input_tokens": await conversation.count_tokens(ask)})
-        async with self._sessions.welcome_visitor().session(None) as session:
+        async with self._sessions.admit_client().session(None) as session:
             visit = Conversation(session, keeps_distribution=False)
             return json_response({"input_tokens": await visit.count_tokens(ask)})
 

@@ -66,7 +66,7 @@ class Retries:
         self.num_retries = 0
 
     @contextmanager
-    def once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
+    def begin_once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
         """Begins a request, or returns the same request if it was begun before.
 
         name: the client's name of the request. Without a name, a request with the same body in flight is the same

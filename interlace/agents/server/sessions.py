@@ -75,7 +75,7 @@ class Sessions:
             return conversation
         raise ApiError(400, "this is for a session: send the key of one, from POST /v1/sessions.")
 
-    def welcome_visitor(self) -> Visitors:
+    def admit_client(self) -> Visitors:
         """Returns the source of sessions for a client. Raises ApiError if it may not have one now."""
         if self._visitors is None:
             raise ApiError(401, "this server has only the sessions of its run.", code="invalid_api_key")

@@ -17,7 +17,7 @@ class SentText:
 
     def more(self, text: str, stops: Sequence[str] = ()) -> str:
         """Returns the new part of an incomplete text. stops: texts before which the answer ends."""
-        return self.rest(certain(text, stops))
+        return self.rest(cut_undecided_end(text, stops))
 
     def rest(self, text: str) -> str:
         """Returns the new part of the complete text."""
@@ -26,7 +26,7 @@ class SentText:
         return new
 
 
-def certain(text: str, stops: Sequence[str]) -> str:
+def cut_undecided_end(text: str, stops: Sequence[str]) -> str:
     """Returns the part of an incomplete text that no further token can change."""
     cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
     if cuts:

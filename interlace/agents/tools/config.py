@@ -39,7 +39,7 @@ class ToolConfig(Config):
         return {"name": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check_origin(self) -> Self:
         if (self.name is None) == (self.mcp is None):
             raise ValueError("give a tool by its name or by an MCP server (mcp), one of the two")
         if self.name is not None and (self.env or self.only is not None):

@@ -53,7 +53,7 @@ class HostCopy:
         """Writes this rank's files, from any thread. Raises DiskFullError if the disk is full."""
         from safetensors.torch import save_file
 
-        with _naming_a_full_disk(folder):
+        with _translate_full_disk(folder):
             for files in self.files:
                 files.write(folder)
             state = folder / OPTIMIZER_FOLDER
@@ -157,7 +157,7 @@ def _open_files(folder: Path, opened: ExitStack) -> list[Any]:
 
 
 @contextmanager
-def _naming_a_full_disk(folder: Path) -> Iterator[None]:
+def _translate_full_disk(folder: Path) -> Iterator[None]:
     """Raises DiskFullError for a full disk, for which the safetensors library has a separate error."""
     from safetensors import SafetensorError
 

@@ -42,7 +42,7 @@ class OptimizerConfig(Config):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _a_fall_needs_an_end(self) -> Self:
+    def _check_total_steps(self) -> Self:
         if self.schedule != "constant" and self.total_steps is None:
             raise ValueError(f"schedule {self.schedule!r} needs total_steps, the optimizer step at which it ends")
         if self.total_steps is not None and self.total_steps <= self.warmup_steps:
@@ -129,7 +129,7 @@ class TrainedConfig(Config):
     """Recompute each layer in the backward pass: less memory, about a third more time."""
 
     @model_validator(mode="after")
-    def _experts_are_dealt_once(self) -> Self:
+    def _check_expert_parallel(self) -> Self:
         if self.expert_parallel > 1 and self.tensor_parallel > 1:
             raise ValueError(
                 f"expert_parallel={self.expert_parallel} with tensor_parallel={self.tensor_parallel}: ranks that share "
@@ -190,7 +190,7 @@ class ActorConfig(SpeedupConfig, TrainedConfig):
         return self
 
     @model_validator(mode="after")
-    def _noise_is_drawn_once(self) -> Self:
+    def _refuse_repeated_dropout(self) -> Self:
         if self.gradient_checkpointing and self.lora and self.lora.dropout:
             raise ValueError(
                 "gradient_checkpointing would draw lora.dropout's noise a second time; set one of them to its default"

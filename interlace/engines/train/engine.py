@@ -115,7 +115,7 @@ class TrainEngine(TrainedEngine):
         """Computes `logprobs` without the adapter, i.e. under the policy at the start of training."""
         if self._adapter is None:
             raise ValueError("this engine trains all weights: it no longer has those that it started from")
-        with self._adapter.disabled():
+        with self._adapter.disable_adapter():
             return self.logprobs(samples)
 
     def write_weights(self, writer: WeightWriter, version: int, *, copy: bool) -> WeightPart:
@@ -147,7 +147,7 @@ class TrainEngine(TrainedEngine):
         for rows in self._with_others(plan.split):
             batch, columns = plan.make(rows)
             if not rows:
-                self._accompany(batch)
+                self._run_empty_pass(batch)
                 continue
             inputs = self._make_inputs(batch, columns)
             outputs = self._loss(inputs)
@@ -171,7 +171,9 @@ class TrainEngine(TrainedEngine):
         return self.packed.logprobs(batch, self.config.temperature)
 
     def _accumulate_microbatch(self, batch: MicroBatch, columns: Columns) -> None:
-        dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
+        dropping = (
+            self._adapter.enable_dropout(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
+        )
         with dropping:
             inputs = self._make_inputs(batch, columns)
         outputs = check_outputs(self._loss(inputs), inputs)

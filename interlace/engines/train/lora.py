@@ -96,7 +96,7 @@ class Adapter:
         return sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
 
     @contextmanager
-    def disabled(self) -> Iterator[None]:
+    def disable_adapter(self) -> Iterator[None]:
         """Disables the adapter inside the context."""
         self._enable_adapters(False)
         try:
@@ -105,7 +105,7 @@ class Adapter:
             self._enable_adapters(True)
 
     @contextmanager
-    def dropping(self, *key: int) -> Iterator[None]:
+    def enable_dropout(self, *key: int) -> Iterator[None]:
         """Enables dropout inside the context, with noise determined by the seed and the key."""
         self._generator.manual_seed(stable_hash("lora dropout", self._seed, *key))
         for dropout in self._dropouts:

@@ -24,7 +24,7 @@ from interlace.engines.train.packing import (
     placeholder,
     split_samples,
 )
-from interlace.engines.train.prefetch import ahead
+from interlace.engines.train.prefetch import prefetch
 from interlace.engines.train.probes import check_backward, check_router_loss
 from interlace.engines.train.ranks import Ranks
 from interlace.engines.train.row_share import share_row
@@ -107,7 +107,7 @@ class PackedEngine:
         """Adds empty micro-batches up to the largest number of any rank. Collective."""
         return [*split, *[[] for _ in range(self._ranks.largest(len(split)) - len(split))]]
 
-    def _accompany(self, batch: MicroBatch) -> Tensor:
+    def _run_empty_pass(self, batch: MicroBatch) -> Tensor:
         """Runs a forward pass with no effect on the loss, because other ranks have one more micro-batch."""
         return self.packed.outputs(batch).sum() * 0
 
@@ -135,9 +135,9 @@ class PackedEngine:
                 return self._collate([placeholder()], masks=[None])
             return self._collate([samples[row] for row in rows], masks=[asked[row] for row in rows])
 
-        for rows, batch in zip(split, ahead(prepare, split), strict=True):
+        for rows, batch in zip(split, prefetch(prepare, split), strict=True):
             if not rows:
-                self._accompany(batch)
+                self._run_empty_pass(batch)
                 continue
             pieces = compute(batch).cpu().split(batch.lengths)
             for row, piece in zip(rows, pieces, strict=True):
@@ -208,7 +208,7 @@ class TrainedEngine(PackedEngine, ABC):
         """Flag: the step's remaining minibatches are dropped."""
         check_backward(
             model,
-            lambda: self._accompany(self._collate([placeholder(_PROBE_TOKENS)], masks=[None])),
+            lambda: self._run_empty_pass(self._collate([placeholder(_PROBE_TOKENS)], masks=[None])),
             None if trained.reshard or self._ranks.is_alone else self._ranks,
         )
         self.optimizer.zero_grad()
@@ -242,11 +242,11 @@ class TrainedEngine(PackedEngine, ABC):
         if self._stopped:
             return
         split = self._with_others(plan.split)
-        for rows, (batch, columns) in zip(split, ahead(plan.make, split, first=plan.first), strict=True):
+        for rows, (batch, columns) in zip(split, prefetch(plan.make, split, first=plan.first), strict=True):
             if rows:
                 self._accumulate_microbatch(batch, columns)
             else:
-                self._accompany(batch).backward()
+                self._run_empty_pass(batch).backward()
 
     def optimizer_step(self) -> Metrics:
         """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
@@ -256,7 +256,7 @@ class TrainedEngine(PackedEngine, ABC):
         erase the weights.
         """
         if not (self._trained.reshard or self._ranks.is_alone):
-            self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
+            self._ranks.reduce(self.model, self._run_empty_pass(self._collate([placeholder()], masks=[None])))
         own, self._minibatch = self._minibatch.close(), Minibatch()
         closed = MinibatchTotals.over_ranks(
             # Ranks that were called with the same samples have the same sums.

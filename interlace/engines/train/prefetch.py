@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def ahead(make: Callable[[Item], Made], items: Sequence[Item], *, first: Made | None = None) -> Iterator[Made]:
+def prefetch(make: Callable[[Item], Made], items: Sequence[Item], *, first: Made | None = None) -> Iterator[Made]:
     """Yields `make` of each item, in order. While one is used, another thread makes the next (a double buffer).
 
     first: result for the first item, if it was made before. An error of `make` is raised at the item's turn.

@@ -11,7 +11,7 @@ import numpy as np
 
 from interlace.core.random import keyed_random
 from interlace.core.row import RowName
-from interlace.core.runs import endless
+from interlace.core.runs import repeat_endlessly
 from interlace.core.state_parts import OPTIMIZER, WEIGHTS
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.forecast.costs.lengths import KEPT, to_normal, uniforms
@@ -26,7 +26,7 @@ RIGHT, WRONG = RewardResult(reward=1.0), RewardResult(reward=0.0)
 
 def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
     """Returns zeros, [L] for each sample, that share their memory."""
-    zero = endless(0.0, np.dtype(np.float32))
+    zero = repeat_endlessly(0.0, np.dtype(np.float32))
     return [zero[: sample.num_tokens] for sample in samples]
 
 

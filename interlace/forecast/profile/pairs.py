@@ -44,7 +44,7 @@ async def measure_interference(
     workers = list(_make_workers(groups, samples, sampling, recipe))
     pairs = [
         (worker, beside)
-        for worker in _one_a_role(workers)
+        for worker in _take_one_per_role(workers)
         for role in dict.fromkeys(other.role for other in workers)
         if "rollout" in (worker.role, role)
         and (beside := [other for other in workers if other.role == role and other.may_work_beside(worker)])
@@ -90,7 +90,7 @@ async def _over_and_over(calls: Sequence[Call]) -> AsyncIterator[None]:
         await asyncio.gather(*loops)
 
 
-def _one_a_role(workers: Sequence[BusyWorker]) -> list[BusyWorker]:
+def _take_one_per_role(workers: Sequence[BusyWorker]) -> list[BusyWorker]:
     return list({worker.role: worker for worker in reversed(workers)}.values())
 
 

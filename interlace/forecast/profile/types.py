@@ -62,7 +62,7 @@ class StateCosts(Config):
     """Speed of n devices relative to one, measured or stated. If set, it replaces `efficiency`."""
 
     @model_validator(mode="after")
-    def _grows(self) -> Self:
+    def _check_state_size(self) -> Self:
         _check_scaling("scaling", self.scaling)
         if self.moment_bytes > self.state_bytes:
             raise ValueError(f"moment_bytes ({self.moment_bytes}) are a part of state_bytes ({self.state_bytes})")
@@ -126,7 +126,7 @@ class RolloutCosts(StateCosts):
         return self.steps[0][1]
 
     @model_validator(mode="after")
-    def _rising(self) -> Self:
+    def _check_step_points(self) -> Self:
         batches = [batch for batch, _ in self.steps]
         if not batches or batches[0] < 1 or batches != sorted(set(batches)):
             raise ValueError(f"steps needs batches of 1 or more, each larger than the one before; they are {batches}")
@@ -251,7 +251,7 @@ class EnvCosts(StateCosts):
     """
 
     @model_validator(mode="after")
-    def _rising_numbers(self) -> Self:
+    def _check_chunk_points(self) -> Self:
         numbers = [number for number, _ in self.chunks]
         if numbers[0] < 1 or numbers != sorted(set(numbers)):
             raise ValueError(f"chunks needs 1 or more environments, each point more than the one before: {numbers}")

@@ -111,7 +111,7 @@ def memory_by_part(
     """Returns the memory of one instance of each role on each kind of devices, when it computes alone."""
     found = []
     for role in workload.roles:
-        for instance in _one_a_kind(schedule.instances(role, devices)):
+        for instance in _take_one_per_kind(schedule.instances(role, devices)):
             if not instance or role == "reward":  # simulators on the host, or a model whose size no profile has
                 continue
             costs, count = profile.on(role, _find_pools(instance)), len(instance)
@@ -191,7 +191,8 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
         longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
         slowest = max(
             slowest,
-            longest * min(_alone_s(profile, each) for each in _one_a_kind(schedule.instances("rollout", devices))),
+            longest
+            * min(_alone_s(profile, each) for each in _take_one_per_kind(schedule.instances("rollout", devices))),
         )
     return slowest
 
@@ -246,7 +247,7 @@ def _instance_of_kinds(instances: Sequence[tuple[Device, ...]]) -> dict[tuple[st
     return {_find_pools(instance): instance for instance in reversed(instances)}
 
 
-def _one_a_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
+def _take_one_per_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
     return list(_instance_of_kinds(instances).values())
 
 

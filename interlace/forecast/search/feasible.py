@@ -8,7 +8,7 @@ from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.bounds import Misfit, Workload, misfit
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Accepts, PlanLimits, Refused, Score, accept_all, differing
+from interlace.forecast.search.plans import Accepts, PlanLimits, Refused, Score, accept_all, list_changes
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Placement, Schedule
 
@@ -89,7 +89,8 @@ class FeasibleSchedules:
             best = min(waiting, key=lambda each: waiting[each])
             raise UserError(
                 "the search ended before the simulation of one schedule did. The most promising one takes at least "
-                f"{waiting[best]:.4g} s per step: {differing(self.schedules[best])}. Give more time with plan.search_s."
+                f"{waiting[best]:.4g} s per step: {list_changes(self.schedules[best])}. Give more time "
+                "with plan.search_s."
             )
         if self._misfits and not self.reasons:
             least = min(self._misfits, key=lambda each: each.over_bytes)
@@ -113,13 +114,13 @@ class FeasibleSchedules:
             return (
                 f"plan.max_length_shift={limits.max_length_shift:g}: no plan found keeps trained responses that long. "
                 f"The closest one shortens them by {-scores[best].length_shift:.1%}: "
-                f"{differing(self.schedules[best])}. Raise plan.max_length_shift, or give the search more time."
+                f"{list_changes(self.schedules[best])}. Raise plan.max_length_shift, or give the search more time."
             )
         best = min(fair, key=lambda each: fair[each].step_s)
         needed_s = fair[best].step_s * limits.num_steps
         return (
             f"plan.deadline_h={limits.deadline_s / 3600:.4g}: {limits.num_steps} steps take {needed_s / 3600:.4g} h "
             f"with the best plan found, {fair[best].step_s:.4g} s per step instead of {limits.max_step_s:.4g}: "
-            f"{differing(self.schedules[best])}. Set plan.deadline_h={1.05 * needed_s / 3600:.2g} or more, allow "
+            f"{list_changes(self.schedules[best])}. Set plan.deadline_h={1.05 * needed_s / 3600:.2g} or more, allow "
             "staler samples (plan.max_staleness), or give more devices."
         )

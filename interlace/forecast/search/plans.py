@@ -272,7 +272,7 @@ def pareto(plans: Sequence[Planned]) -> list[Planned]:
     return front
 
 
-def differing(schedule: Schedule) -> dict[str, object]:
+def list_changes(schedule: Schedule) -> dict[str, object]:
     """Returns the fields of a schedule that differ from the defaults, in the format of a schedule's file."""
     given, default = schedule.model_dump(mode="json"), Schedule().model_dump(mode="json")
     found: dict[str, object] = {name: value for name, value in given.items() if value != default[name]}

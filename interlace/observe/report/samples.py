@@ -73,7 +73,7 @@ def sample_groups(run: RunData) -> list[ShownSamples]:
     has_spread = bool(ordered) and ordered[0].reward != ordered[-1].reward
     groups = (
         ("Best", "highest reward, the latest first", _select_distinct(ordered) if has_spread else []),
-        ("Worst", "lowest reward, the latest first", _select_distinct(_worst_first(scored)) if has_spread else []),
+        ("Worst", "lowest reward, the latest first", _select_distinct(_sort_by_reward(scored)) if has_spread else []),
         ("Random", "drawn from all steps", sorted(drawn, key=lambda sample: sample.step)),
         ("Longest", "a step waits for them", _select_distinct(longest)),
         ("One prompt over time", "the prompt that was drawn in the most steps", _over_time(scored)),
@@ -87,7 +87,7 @@ def sample_groups(run: RunData) -> list[ShownSamples]:
     ]
 
 
-def _worst_first(scored: Sequence[Transcript]) -> list[Transcript]:
+def _sort_by_reward(scored: Sequence[Transcript]) -> list[Transcript]:
     return sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
 
 

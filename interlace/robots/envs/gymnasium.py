@@ -47,7 +47,7 @@ class GymnasiumSettings(EnvSettings):
     current one last, so that one observation shows velocities; each action is drawn."""
 
     @model_validator(mode="after")
-    def _pictures_are_drawn(self) -> Self:
+    def _check_image_settings(self) -> Self:
         box = self.image_box
         if not self.image_size and (box is not None or self.image_channels != "color"):
             raise ValueError("image_box and image_channels have no effect without pictures: set image_size")

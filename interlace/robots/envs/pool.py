@@ -81,7 +81,7 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         """Waits for the environments; see EnvServer."""
         return await asyncio.shield(asyncio.wrap_future(self._spec))
 
-    async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
+    async def run_jobs(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
         found = await asyncio.gather(*self._submit_jobs(jobs), return_exceptions=True)
         answers = []

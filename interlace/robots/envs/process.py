@@ -40,7 +40,7 @@ def serve_envs(
 ) -> None:
     """Serves jobs until the run closes the connection or ends. devices: see EnvPool."""
     become_child()
-    _see_only(devices)
+    _hide_other_gpus(devices)
     # One thread per process, because several simulating processes share the cores.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -89,7 +89,7 @@ def _note_ends(running: set[int], jobs: Sequence[SlotJob], answers: Sequence[Slo
             running.add(job.slot)
 
 
-def _see_only(devices: Sequence[str]) -> None:
+def _hide_other_gpus(devices: Sequence[str]) -> None:
     """Hides all other GPUs from this process's CUDA, before any library initializes it."""
     numbers = [int(name.removeprefix("cuda:")) for name in devices if name.startswith("cuda:")]
     if numbers:

@@ -39,7 +39,7 @@ class EnvSettings(Config):
     """True if success terminates the episode. Otherwise it continues to its horizon, and any success counts."""
 
     @model_validator(mode="after")
-    def _tasks_are_named_once(self) -> Self:
+    def _refuse_repeated_tasks(self) -> Self:
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError(
                 f"tasks = {list(self.tasks)} names a task twice; a task's id is its place, so name it once"

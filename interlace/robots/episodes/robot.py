@@ -66,7 +66,7 @@ class RobotConfig(EpisodeConfig):
     imagined: ImaginationConfig | None = None
     """Episodes in the run's world model; None for no such episodes."""
 
-    def dreams(self, chunk: int) -> "RobotConfig":
+    def configure_imagined(self, chunk: int) -> "RobotConfig":
         """Returns the settings of imagined episodes, whose states are the policy's inputs. chunk: K."""
         assert self.imagined is not None
         env = self.imagined.environments(chunk)
@@ -130,7 +130,7 @@ class RobotEpisode:
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Lets the policy act until the episode ends. Raises UserError if policy and simulator do not fit together."""
         actions = policy_actions(session.actions)
-        if self.config.imagined and self.config.imagined.plays(prompt):
+        if self.config.imagined and self.config.imagined.is_imagined(prompt):
             return await self._make_dreaming(actions.chunk).run(prompt, session)
         start = Start(
             task=_read_integer(prompt, TASK), init_state=_read_integer(prompt, INIT_STATE), seed=session.seed % 2**31
@@ -160,7 +160,7 @@ class RobotEpisode:
 
     def _make_dreaming(self, chunk: int) -> "RobotEpisode":
         if self._dreamer is None:
-            config = self.config.dreams(chunk)
+            config = self.config.configure_imagined(chunk)
             self._dreamer = RobotEpisode(config, EnvFleet(config.env))
         return self._dreamer
 

@@ -71,7 +71,7 @@ class ReplayLearnerConfig(ReplayConfig):
     """Smallest reward of a trajectory to imitate."""
 
     @model_validator(mode="after")
-    def _staleness_is_bounded(self) -> Self:
+    def _check_limits(self) -> Self:
         if self.learner == "actor_critic" and (
             self.order not in ("uniform", "priority")
             or self.max_versions_behind is not None
@@ -213,7 +213,7 @@ class Replay:
         version: current version of the weights. min_reward: if set, only trajectories of at least this reward are
         eligible, such as successes to imitate.
         """
-        eligible = [entry for entry in self._entries.values() if self._may_be_drawn(entry, version, min_reward)]
+        eligible = [entry for entry in self._entries.values() if self._is_eligible(entry, version, min_reward)]
         self._draws += 1
         weights = self._compute_weights(eligible)
         chosen = self._draw_indices(eligible, weights, count)
@@ -285,7 +285,7 @@ class Replay:
         self._evicted, self._evicted_unused = index.evicted, index.evicted_unused
         self._total_uses = index.total_uses
 
-    def _may_be_drawn(self, entry: _Entry, version: int, min_reward: float | None) -> bool:
+    def _is_eligible(self, entry: _Entry, version: int, min_reward: float | None) -> bool:
         limits = self._config
         if limits.max_versions_behind is not None and version - entry.version > limits.max_versions_behind:
             return False

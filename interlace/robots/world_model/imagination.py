@@ -40,7 +40,7 @@ class ImaginationConfig(ImaginationBounds):
     """Folder of published world models. If None, the run sets its own folder."""
 
     @model_validator(mode="after")
-    def _errors_are_bounded(self) -> Self:
+    def _check_error_limits(self) -> Self:
         if self.max_error is None and self.max_disagreement is None:
             raise ValueError(
                 "imagined episodes are not bounded by the model's error: set max_error, such as 1.0, or "
@@ -48,7 +48,7 @@ class ImaginationConfig(ImaginationBounds):
             )
         return self
 
-    def plays(self, prompt: Prompt) -> bool:
+    def is_imagined(self, prompt: Prompt) -> bool:
         """Returns whether a prompt requests an imagined episode, and a world model that may be used is published."""
         if not prompt.metadata.get(IMAGINED) or self.published_in is None:
             return False

@@ -103,12 +103,12 @@ class Injector:
     def _note_replacements(self) -> None:
         for place, (target, fault, since_s, before) in [*self._open.items()]:
             if fault.role in REPORTED:
-                continue  # a new process is not yet a worker that serves: see worker_is_back()
+                continue  # a new process is not yet a worker that serves: see record_recovery()
             now = {*role_processes(fault.role)}
             if target not in now and now - before:
                 self._set_recovered(place, time.monotonic() - since_s)
 
-    def worker_is_back(self, role: str) -> None:
+    def record_recovery(self, role: str) -> None:
         """Notes that a lost worker serves again."""
         for place, (_, fault, since_s, _) in [*self._open.items()]:
             if fault.role == role:
@@ -129,4 +129,4 @@ class ChaosProgress(QuietProgress):
 
     def say(self, text: str) -> None:
         if match := _BACK.fullmatch(text):
-            self._injector.worker_is_back(match["role"])
+            self._injector.record_recovery(match["role"])

@@ -155,7 +155,7 @@ class RowEncoder:
                 f"task.demonstrations wrote messages for {prompt.uid}, and a generated row needs text. Take another "
                 "style."
             )
-        return right if column != REJECTED else corrupt(right, keyed_random("rejected", prompt.uid))
+        return right if column != REJECTED else make_wrong_answer(right, keyed_random("rejected", prompt.uid))
 
     def _make_refusal(self, prompt: Prompt, column: str) -> UserError:
         """Returns the error for a row without a column: of another kind of rows, or of other names."""
@@ -186,7 +186,7 @@ class RowEncoder:
         )
 
 
-def corrupt(text: str, rng: Random) -> str:
+def make_wrong_answer(text: str, rng: Random) -> str:
     """Returns a wrong answer made of a right one: two of its letters or digits change places.
 
     Words in <tags> stay. If no two differ, the last one is replaced by another digit.

@@ -123,7 +123,7 @@ class WarmupConfig(Config):
     """Demonstrations of a robot's simulator, instead of written ones."""
 
     @model_validator(mode="after")
-    def _has_room(self) -> Self:
+    def _check_max_steps(self) -> Self:
         if self.until and self.until.max_steps < self.steps:
             raise ValueError(
                 f"warmup.until.max_steps = {self.until.max_steps} is below warmup.steps = {self.steps}: raise it, or "
@@ -165,7 +165,7 @@ class EvaluationConfig(Config):
         return tuple(sorted(set(pass_at)))
 
     @model_validator(mode="after")
-    def _has_samples(self) -> Self:
+    def _check_pass_at(self) -> Self:
         if self.pass_at and self.pass_at[-1] > self.samples_per_prompt:
             raise ValueError(
                 f"pass@{self.pass_at[-1]} needs {self.pass_at[-1]} sampled answers to each prompt, and "

@@ -115,7 +115,7 @@ class LocalCluster(Cluster):
             rank = ThreadRank(context, self.clock, self._patience_s)
             await rank.start(spec.factory)
             return rank
-        spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec))
+        spawned = SpawnedRank(context, self.clock, self._shared, self._make_failure_handler(spec))
         self._after_workers.push_async_callback(spawned.close)
         self.processes.watch(spawned)
         await spawned.start(spec.factory, self._folder.path if self._folder else None, spec.preload)

@@ -28,7 +28,7 @@ class OwnThread:
         """Ends the thread after all submitted functions."""
         self._jobs.put(None)
 
-    def abandon(self) -> None:
+    def interrupt(self) -> None:
         """Interrupts the thread, if possible, at its next line of Python."""
         self.end()
         if self._thread.ident is not None:

@@ -19,8 +19,8 @@ def admit(listener: socket.socket, token: bytes) -> socket.socket:
     token: TOKEN_BYTES long. Callers are read concurrently: a silent, wrong or broken one delays no other.
     """
     with listener, _Callers(listener, token) as callers:
-        while (admitted := callers.hear_all()) is None:
-            callers.hang_up_on_the_late()
+        while (admitted := callers.read_callers()) is None:
+            callers.disconnect_late_callers()
         return admitted
 
 
@@ -47,19 +47,19 @@ class _Callers:
 
     def __exit__(self, *_: object) -> None:
         for caller in [*self._waiting]:
-            self._hang_up(caller)
+            self._disconnect(caller)
         self._selector.close()
 
-    def hear_all(self) -> socket.socket | None:
+    def read_callers(self) -> socket.socket | None:
         """Accepts new callers and reads from all. Returns the connection that sent the token."""
         for key, _ in self._selector.select(timeout=1.0):
             if key.fileobj is self._listener:
-                self._greet_callers()
+                self._accept_callers()
             elif admitted := self._read_caller(key.data):
                 return admitted
         return None
 
-    def _greet_callers(self) -> None:
+    def _accept_callers(self) -> None:
         with contextlib.suppress(OSError):  # the caller has already disconnected
             connection, _ = self._listener.accept()
             connection.setblocking(False)
@@ -80,17 +80,17 @@ class _Callers:
             caller.connection.setblocking(True)
             return caller.connection
         if not more or len(caller.given) >= TOKEN_BYTES:
-            self._hang_up(caller)
+            self._disconnect(caller)
         return None
 
-    def hang_up_on_the_late(self) -> None:
+    def disconnect_late_callers(self) -> None:
         """Disconnects callers that are out of time, and the oldest callers in excess of MAX_CALLERS."""
         surplus = self._waiting[: max(0, len(self._waiting) - MAX_CALLERS)]
         late = [caller for caller in self._waiting if caller.until_s < time.monotonic()]
         for caller in dict.fromkeys([*surplus, *late]):
-            self._hang_up(caller)
+            self._disconnect(caller)
 
-    def _hang_up(self, caller: _Caller) -> None:
+    def _disconnect(self, caller: _Caller) -> None:
         self._waiting.remove(caller)
         self._selector.unregister(caller.connection)
         caller.connection.close()

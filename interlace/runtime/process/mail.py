@@ -116,7 +116,7 @@ class Mailbox:
         self._calls: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._listener = socket.create_server((directory.host, 0))
-        threading.Thread(target=self._welcome_senders, name=f"mail of {name}", daemon=True).start()
+        threading.Thread(target=self._accept_senders, name=f"mail of {name}", daemon=True).start()
         address = [directory.host, self._listener.getsockname()[1], self._secret, os.getpid(), self._shared is not None]
         Mailbox._here[self._secret, name] = self
         directory.publish(name, json.dumps(address))
@@ -170,7 +170,7 @@ class Mailbox:
             return _Neighbour(neighbour)
         return _Line(host, port, secret, self._shared if has_memory else None)
 
-    def _welcome_senders(self) -> None:
+    def _accept_senders(self) -> None:
         with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 connection, _ = self._listener.accept()

@@ -24,7 +24,7 @@ class ClockOffset:
     def __init__(self) -> None:
         self._low_s, self._high_s, self._known_s = -math.inf, math.inf, 0.0
 
-    def exchanged(self, *, sent_s: float, start_there_s: float, end_there_s: float, received_s: float) -> None:
+    def add_exchange(self, *, sent_s: float, start_there_s: float, end_there_s: float, received_s: float) -> None:
         """Narrows the bounds by one exchange: sent, executed remotely from start to end, and its reply received."""
         drift_s = DRIFT * max(0.0, received_s - self._known_s)
         during_s = DRIFT * (received_s - sent_s)
@@ -87,7 +87,7 @@ class OpenCalls:
         call = self._calls.get(reply.number)
         if call and not reply.error:
             start_s, end_s = reply.ran_s
-            self.clock_offset.exchanged(
+            self.clock_offset.add_exchange(
                 sent_s=call.since_s, start_there_s=start_s, end_there_s=end_s, received_s=self._clock.now()
             )
 

@@ -172,7 +172,7 @@ class ProcessPool(ABC, Generic[J, T]):
         seconds = min([*starts, *look_s, *([] if limit_s is None else [limit_s])], default=None)
         for child, has_ended in self._links.wait(seconds).items():
             if child in self._children:
-                self._hear(child, has_ended=has_ended)
+                self._read_process(child, has_ended=has_ended)
         while launch := self._starts.take():
             self._finish_start(launch)
         for child in self._starts.find_late(self._children):
@@ -217,7 +217,7 @@ class ProcessPool(ABC, Generic[J, T]):
     def _is_ready(self, child: Child) -> None:
         child.is_ready, self._num_bad_starts = True, 0
 
-    def _hear(self, child: Child, *, has_ended: bool) -> None:
+    def _read_process(self, child: Child, *, has_ended: bool) -> None:
         """Reads the bytes that a process sent, including those sent before it ended."""
         has_ended |= not self._links.receive(child)
         try:

@@ -97,7 +97,7 @@ class RayCluster(Cluster):
             f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder.path if self._folder else None
         )
         placed = replace(context, devices=local)
-        rank = RayRank(handle, placed, self.clock, self._shared, self._broke(spec), self._lost_part)
+        rank = RayRank(handle, placed, self.clock, self._shared, self._make_failure_handler(spec), self._lost_part)
         self._after_workers.push_async_callback(rank.close)
         self.processes.watch(rank)
         await rank.start(spec.factory, self._start_within_s)

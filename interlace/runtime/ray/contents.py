@@ -104,7 +104,7 @@ _named: ContextVar[list[RemoteContent[Any]] | None] = ContextVar("named", defaul
 
 
 @contextmanager
-def collecting() -> Iterator[list[RemoteContent[Any]]]:
+def collect_contents() -> Iterator[list[RemoteContent[Any]]]:
     """Collects the contents that are pickled inside."""
     found: list[RemoteContent[Any]] = []
     before = _named.set(found)

@@ -16,7 +16,7 @@ from interlace.runtime.process.frames import Call, Reply
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
-from interlace.runtime.ray.contents import RemoteContent, collecting, take_missing
+from interlace.runtime.ray.contents import RemoteContent, collect_contents, take_missing
 from interlace.runtime.ray.tensors import find_stored
 from interlace.runtime.worker import Worker, WorkerContext
 
@@ -107,7 +107,7 @@ class RayRank(ProcessRank):
     async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
         # Ray transfers and counts the references; the frame contains only names.
         tables = {table.key: [table.ref] for table in find_stored((*call.args, *call.kwargs.values()))}
-        with collecting() as named:
+        with collect_contents() as named:
             parts = await super()._prepare_call(call)
         contents = {content.key: [content.ref] for content in named}
         try:

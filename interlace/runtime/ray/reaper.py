@@ -19,7 +19,7 @@ WITHIN_S = 15.0
 _PROCESSES, _MEMORY = Path("/proc"), Path("/dev/shm")
 
 
-def reap(session: str, driver: int, started: Sequence[int]) -> None:
+def end_processes(session: str, driver: int, started: Sequence[int]) -> None:
     """Kills processes until none is left, and frees the driver's shared memory."""
     deadline_s = time.monotonic() + WITHIN_S
     while (found := [*_left_of(session, started)]) and time.monotonic() < deadline_s:
@@ -64,4 +64,4 @@ def _writes_into(process: Path, session: str) -> bool:
 
 if __name__ == "__main__":
     sys.stdin.buffer.read()
-    reap(sys.argv[1], int(sys.argv[2]), [int(process) for process in sys.argv[3:]])
+    end_processes(sys.argv[1], int(sys.argv[2]), [int(process) for process in sys.argv[3:]])

@@ -110,7 +110,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
 
-    def wind_up(self) -> None:
+    def cancel_and_close(self) -> None:
         """Cancels the tasks that an interrupted or stalled run left, and closes the loop."""
         self.on_stall = lambda: False
         left = asyncio.all_tasks(self)

@@ -21,7 +21,7 @@ from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, Roll
 from interlace.forecast.scoring import Workplace, score_of
 from interlace.forecast.search.bounds import Workload, misfit
 from interlace.forecast.search.candidates import Candidate, neighbours, plain
-from interlace.forecast.search.plans import Fidelity, Score, differing
+from interlace.forecast.search.plans import Fidelity, Score, list_changes
 from interlace.forecast.simulate import Simulation, check_simulated, simulate
 from interlace.run.recipe.config import set_schedule
 from interlace.run.recipe.load import load_recipe, recipe_path
@@ -134,7 +134,7 @@ def check_random_workloads(first_seed: int, *, accepted: int) -> None:
         accepted -= 1
         fidelity = Fidelity(steps=2)
         found = Workplace(recipe=recipe, simulation=simulation).score(schedule, fidelity)
-        assert isinstance(found, Score), f"seed {seed}: {found} under {differing(schedule)}"
+        assert isinstance(found, Score), f"seed {seed}: {found} under {list_changes(schedule)}"
         assert found.staleness_max <= schedule.staleness_bound
         steps = fidelity.num_steps(schedule)
         whole = simulate(set_schedule(recipe, schedule).model_copy(update={"steps": steps}), simulation)

@@ -312,7 +312,7 @@ def on_pool(schedule: Schedule, main: Callable[[SimCluster, EnginePool], Awaitab
     try:
         loop.run_until_complete(run())
     finally:
-        loop.wind_up()
+        loop.cancel_and_close()
         asyncio.set_event_loop(None)
 
 

@@ -36,15 +36,15 @@ def test_a_call_is_counted_once_with_the_time_to_the_request_that_brings_its_ans
     seen = SeenTools()
     first = asks_for(ToolCall(id="a", name="add"), ToolCall(id="b", name="", error="no JSON"))
     seen.drawn(0, first, [ADD], 1.0)
-    seen.asked([Message(role="user", content="another branch")], 2.0)
+    seen.record_request([Message(role="user", content="another branch")], 2.0)
     assert seen.uses == []
-    seen.asked([first, says("a"), says("b")], 4.0)
+    seen.record_request([first, says("a"), says("b")], 4.0)
     assert [(use.name, use.seconds, use.failed) for use in seen.uses] == [("add", 3.0, False), ("", 3.0, True)]
     seen.drawn(1, asks_for(ToolCall(id="c", name="divide")), [ADD], 5.0)
-    seen.asked(None, 5.5)
+    seen.record_request(None, 5.5)
     assert [(use.name, use.seconds, use.failed) for use in seen.uses[2:]] == [("", 0.5, True)]
     seen.drawn(2, asks_for(ToolCall(id="d", name="add")), [ADD], 6.0)
-    seen.asked([says("a")], 7.0)
+    seen.record_request([says("a")], 7.0)
     assert len(seen.uses) == 3, "the last call was never answered, and the first is counted"
 
 

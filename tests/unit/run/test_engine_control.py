@@ -232,7 +232,7 @@ def test_the_engines_that_a_command_left_are_those_of_the_next_start(tmp_path: P
 
         control = EngineControl(pool, tmp_path, None, launch, most_engines=2)
         assert read_members(tmp_path, 2) is None
-        await control.carry_out(EngineCommand(verb="scale", engine="1"))
+        await control.execute(EngineCommand(verb="scale", engine="1"))
         assert read_members(tmp_path, 2) == (0,)
         assert read_members(tmp_path, 3) is None, "another placement"
 

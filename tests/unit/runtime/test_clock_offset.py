@@ -22,7 +22,7 @@ def test_the_true_offset_is_within_the_stated_error(
     clock, now_s = ClockOffset(), 0.0
     for out_s, work_s, back_s, pause_s in exchanges:
         received_s = now_s + out_s + work_s + back_s
-        clock.exchanged(
+        clock.add_exchange(
             sent_s=now_s,
             start_there_s=there(now_s + out_s),
             end_there_s=there(now_s + out_s + work_s),
@@ -38,14 +38,14 @@ def test_the_true_offset_is_within_the_stated_error(
 
 def test_quick_exchanges_sharpen_what_slow_ones_said() -> None:
     clock = ClockOffset()
-    clock.exchanged(sent_s=0.0, start_there_s=100.5, end_there_s=100.6, received_s=1.0)
+    clock.add_exchange(sent_s=0.0, start_there_s=100.5, end_there_s=100.6, received_s=1.0)
     assert clock.error_s == pytest.approx(0.45, rel=1e-3)
-    clock.exchanged(sent_s=2.0, start_there_s=102.001, end_there_s=103.0, received_s=3.001)
+    clock.add_exchange(sent_s=2.0, start_there_s=102.001, end_there_s=103.0, received_s=3.001)
     assert clock.error_s < 0.002 and abs(clock.offset_s - 100) < 0.002
 
 
 def test_a_clock_that_was_set_is_learnt_anew() -> None:
     clock = ClockOffset()
-    clock.exchanged(sent_s=0.0, start_there_s=100.0, end_there_s=100.0, received_s=0.0)
-    clock.exchanged(sent_s=1.0, start_there_s=51.0, end_there_s=51.0, received_s=1.0)
+    clock.add_exchange(sent_s=0.0, start_there_s=100.0, end_there_s=100.0, received_s=0.0)
+    clock.add_exchange(sent_s=1.0, start_there_s=51.0, end_there_s=51.0, received_s=1.0)
     assert clock.offset_s == 50

@@ -156,6 +156,6 @@ def test_rounds_lose_no_prompt_and_accept_as_many_as_a_step_needs(tail: Oversamp
         accepted += [launched[gid].prompt.uid for gid in taken]
         for gid, launch in launched.items():
             if gid not in taken:
-                rounds.too_slow(launch.prompt)
+                rounds.keep_for_later_round(launch.prompt)
         rounds.end()
     assert sorted(accepted, key=int) == [str(number) for number in range(30)]

@@ -251,7 +251,7 @@ class ServerLink:
     def _take_event(self, name: str, delta: Delta, number: int) -> None:
         if not self.inbox.accepts(name, number):
             return
-        delta = self._versions.stamp(delta)
+        delta = self._versions.add_version(delta)
         wrong = self._versions.find_unknown(delta)
         if wrong is not None:
             loaded = self._versions.current

@@ -42,7 +42,7 @@ class LoadedVersions:
         finally:
             self.is_loading = False
 
-    def stamp(self, delta: Delta) -> Delta:
+    def add_version(self, delta: Delta) -> Delta:
         """Adds the current version to a delta whose server does not report versions."""
         if not delta.token_ids or delta.versions:
             return delta

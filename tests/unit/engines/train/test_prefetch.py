@@ -5,12 +5,12 @@ import threading
 import pytest
 import torch
 
-from interlace.engines.train.prefetch import ahead, on_device
+from interlace.engines.train.prefetch import on_device, prefetch
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_items_come_in_their_order(count: int) -> None:
-    assert list(ahead(lambda item: 10 * item, range(count))) == [10 * item for item in range(count)]
+    assert list(prefetch(lambda item: 10 * item, range(count))) == [10 * item for item in range(count)]
 
 
 def test_the_next_is_made_while_one_is_used() -> None:
@@ -22,20 +22,20 @@ def test_the_next_is_made_while_one_is_used() -> None:
             assert used[item - 1].wait(30)
         return item
 
-    for item in ahead(make, range(4)):
+    for item in prefetch(make, range(4)):
         used[item].set()
 
 
 def test_no_more_than_one_is_made_ahead() -> None:
     made: list[int] = []
-    items = ahead(lambda item: made.append(item) or item, range(4))
+    items = prefetch(lambda item: made.append(item) or item, range(4))
     next(items)
     items.close()  # type: ignore[attr-defined]  # it is a generator
     assert made in ([0], [0, 1])
 
 
 def test_an_error_comes_in_its_place() -> None:
-    items = ahead(lambda item: 1 / (1 - item), range(3))
+    items = prefetch(lambda item: 1 / (1 - item), range(3))
     assert next(items) == 1
     with pytest.raises(ZeroDivisionError):
         next(items)

@@ -21,7 +21,7 @@ from interlace.forecast.search.plans import (
     Refused,
     SampleEffort,
     Score,
-    differing,
+    list_changes,
     pareto,
 )
 from interlace.schedule.episode_limit import WholeEpisodes
@@ -264,7 +264,7 @@ def test_a_cost_per_token_that_was_measured_as_0_gives_a_lower_bound() -> None:
 def test_a_schedules_file_holds_what_differs_and_loads_again() -> None:
     for name in preset_names():
         schedule = load_schedule(name)
-        assert Schedule.parse(differing(schedule)) == schedule
+        assert Schedule.parse(list_changes(schedule)) == schedule
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])

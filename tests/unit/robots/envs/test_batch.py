@@ -116,7 +116,7 @@ def test_jobs_that_arrive_together_are_one_call() -> None:
         try:
             resets = [SlotJob(slot=s, kind="reset", start=Start(task=s % 2, init_state=s)) for s in range(4)]
             chunks = [SlotJob(slot=s, kind="chunk", actions=np.zeros((2, 1), np.float32)) for s in range(4)]
-            return [answer.value for answer in (await pool.carry_out([*resets, *chunks])).answers]
+            return [answer.value for answer in (await pool.run_jobs([*resets, *chunks])).answers]
         finally:
             pool.close()
 

@@ -110,5 +110,7 @@ def test_an_imagined_observation_is_not_prepared_again() -> None:
     episode = RobotEpisode(config(imagined=imagined))
     seen = episode.inputs({"state": np.array([1, 5, 9], np.float32)}, policy)["state"]
     np.testing.assert_allclose(seen, [[-0.8, 0, 0.8]], atol=1e-6)
-    dream = RobotEpisode(config(imagined=imagined).dreams(policy.chunk), EnvFleet(imagined.environments(policy.chunk)))
+    dream = RobotEpisode(
+        config(imagined=imagined).configure_imagined(policy.chunk), EnvFleet(imagined.environments(policy.chunk))
+    )
     np.testing.assert_array_equal(dream.inputs({"state": seen[0]}, policy)["state"], seen)

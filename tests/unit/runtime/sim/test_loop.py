@@ -91,5 +91,5 @@ def test_an_interrupted_run_ends_its_tasks_before_the_loop_closes() -> None:
     loop = VirtualLoop()
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(main())
-    loop.wind_up()
+    loop.cancel_and_close()
     assert loop.is_closed() and sorted(ended) == ["beside", "main"]
