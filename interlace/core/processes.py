@@ -6,6 +6,7 @@ Standard library only: the fork server of the sandbox and the guards of engine s
 import contextlib
 import ctypes
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -93,15 +94,28 @@ def kill_if_stopped(process: int | None) -> bool:
     return True
 
 
-def remove_left_folders(parent: Path, prefix: str) -> None:
-    """Removes the folders PREFIXPROCESS-NAME in `parent` whose process has ended, for example of a killed run.
+def name_own_folder(prefix: str) -> str:
+    """Returns PREFIXPROCESS-NAMESPACE-SECRET, a name of a folder of this process that another user cannot guess."""
+    return f"{prefix}{os.getpid()}-{_read_namespace()}-{secrets.token_hex(8)}"
 
-    Does nothing on systems without /proc.
+
+def remove_left_folders(parent: Path, prefix: str) -> None:
+    """Removes the folders in `parent`, named by name_own_folder(), whose process has ended.
+
+    Leaves those of other containers, which number their processes on their own. Does nothing on systems without /proc.
     """
-    for left in parent.glob(f"{prefix}*-*") if Path("/proc/self").exists() else ():
+    for left in parent.glob(f"{prefix}*-{_read_namespace()}-*") if Path("/proc/self").exists() else ():
         owner = left.name.removeprefix(prefix).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _read_namespace() -> str:
+    """Returns the number of the namespace of process numbers, 0 on systems without /proc."""
+    try:
+        return Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+    except OSError:
+        return "0"
 
 
 def _read(process: int, name: str) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import secrets
 import shutil
 import tempfile
 import traceback
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import RemoteError, UserError
-from interlace.core.processes import remove_left_folders
+from interlace.core.processes import name_own_folder, remove_left_folders
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.local.own_thread import OwnThread
@@ -127,8 +126,7 @@ class LocalCluster(Cluster):
         if self._directory is None:
             parent = Path(tempfile.gettempdir())
             remove_left_folders(parent, MAIL)
-            # Another user cannot guess the name, and thus make the folder first.
-            made = self._directory = FolderDirectory(parent / f"{MAIL}{os.getpid()}-{secrets.token_hex(8)}")
+            made = self._directory = FolderDirectory(parent / name_own_folder(MAIL))
             self._after_workers.callback(made.remove)
             self._after_workers.callback(close_mailboxes, made)
         self._directory.shared = self._folder.path if self._folder else None

@@ -31,15 +31,17 @@ class SharedSpan:
 
 
 class SharedFolder:
-    """A folder in memory, named after this process. Its file lock marks the process as alive; a kill releases it."""
+    """A folder in memory, named after this process. Its file lock marks the process as alive; a kill releases it.
 
-    def __init__(self, memory: Path) -> None:
-        """Makes the folder, and removes folders that killed processes left in the same memory."""
+    Containers may share the memory and number their processes on their own, so a number in a name proves nothing.
+    """
+
+    def __init__(self, memory: Path, prefix: str = "interlace-") -> None:
+        """Makes the folder PREFIXPROCESS-NAME, and removes those that killed processes left in the same memory."""
         import fcntl  # does not exist on Windows, which has no such memory either
 
-        for left in [*memory.glob("interlace-*"), *memory.glob(".interlace-*-removed")]:
-            remove_if_left(left)
-        made = Path(tempfile.mkdtemp(prefix=f".interlace-{os.getpid()}-", dir=memory))
+        remove_unlocked_folders(memory, prefix)
+        made = Path(tempfile.mkdtemp(prefix=f".{prefix}{os.getpid()}-", dir=memory))
         self._lock = os.open(made, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = made.rename(made.with_name(made.name[1:]))  # other processes see the folder only once it is locked
@@ -58,6 +60,12 @@ class SharedFolder:
 def make_shared_folder() -> SharedFolder | None:
     """Makes a folder, for the caller to remove. Returns None if this machine's shared memory is not a folder."""
     return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
+
+
+def remove_unlocked_folders(memory: Path, prefix: str) -> None:
+    """Removes the folders of ended processes whose names begin with the prefix."""
+    for left in [*memory.glob(f"{prefix}*"), *memory.glob(f".{prefix}*-removed")]:
+        remove_if_left(left)
 
 
 def remove_if_left(folder: Path) -> None:

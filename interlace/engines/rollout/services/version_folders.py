@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import DiskFullError, is_full_disk
-from interlace.core.processes import remove_left_folders
 from interlace.engines.rollout.services.manifest import SUFFIX, write_manifest
+from interlace.runtime.process.shared import SharedFolder, remove_unlocked_folders
 from interlace.weights.ref import WeightRef
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class VersionFolders:
     """The folders and manifests of one server: of the served version, and of the one being loaded."""
 
     def __init__(self) -> None:
-        self._root: Path | None = None
+        self._root: SharedFolder | None = None
         """Private folder in shared memory, created with the first version."""
         self._number = 0
         self._written: list[Path] = []
@@ -69,14 +69,15 @@ class VersionFolders:
 
     def _next_path(self) -> Path:
         if self._root is None:
-            self._root = _make_root()
+            self._root = SharedFolder(_find_parent(), PREFIX)
         self._number += 1
-        return self._root / f"{self._number:06d}"
+        return self._root.path / f"{self._number:06d}"
 
     def close(self) -> None:
         """Removes all folders."""
         if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.remove()
+            self._root = None
 
 
 def version_folder_of(ref: WeightRef) -> Path | None:
@@ -91,12 +92,7 @@ def version_folder_of(ref: WeightRef) -> Path | None:
 
 def remove_stale_folders() -> None:
     """Removes folders of ended processes, for example of a killed run."""
-    remove_left_folders(_find_parent(), PREFIX)
-
-
-def _make_root() -> Path:
-    remove_stale_folders()
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_find_parent()))
+    remove_unlocked_folders(_find_parent(), PREFIX)
 
 
 def _find_parent() -> Path:

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from interlace.core.processes import name_own_folder, remove_left_folders
+from interlace.engines.rollout.services import version_folders
 from interlace.runtime.process.frames import SHARED_BYTES, Assembler, Call, Reply, encode
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, write_all
 
@@ -143,3 +146,25 @@ def test_removal_leaves_nothing_while_a_process_still_writes(tmp_path: Path) -> 
     ends.set()
     writer.join()
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_of_another_container_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers with a common /dev/shm (docker run --ipc=host) number their processes on their own."""
+    monkeypatch.setattr(version_folders, "SHARED", tmp_path)
+    there = SharedFolder(tmp_path, version_folders.PREFIX)
+    there.path = there.path.rename(tmp_path / f"{version_folders.PREFIX}999999999-x")
+    version_folders.remove_stale_folders()
+    assert there.path.is_dir(), "its process has no number here, and its lock shows that it lives"
+    there.remove()
+    (tmp_path / f"{version_folders.PREFIX}999999999-killed").mkdir()
+    version_folders.remove_stale_folders()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_folders_named_after_a_process_are_removed_only_in_its_container(tmp_path: Path) -> None:
+    (own := tmp_path / name_own_folder("mail-")).mkdir()
+    process, namespace, _ = own.name.removeprefix("mail-").split("-")
+    (other := tmp_path / f"mail-999999999-{int(namespace) + 1}-x").mkdir()
+    (ended := tmp_path / f"mail-999999999-{namespace}-x").mkdir()
+    remove_left_folders(tmp_path, "mail-")
+    assert process == str(os.getpid()) and own.is_dir() and other.is_dir() and not ended.exists()
