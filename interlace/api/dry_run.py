@@ -28,7 +28,7 @@ def dry_run(  # house: the inputs of train()
     columns: ColumnMap | None = None,
     heldout_size: int | None = None,
     overrides: Sequence[str] = (),
-    devices: str | int | None = None,
+    devices: str | None = None,
     **settings: Unpack[Settings],
 ) -> "DryRun":
     """Checks a run as train() does and forecasts its sizes and memory, as `train --dry-run`. Writes nothing.
@@ -48,4 +48,4 @@ def dry_run(  # house: the inputs of train()
         from interlace.forecast.dry_run import make_dry_run
 
         with rows_by_place(sections.rows):
-            return make_dry_run(found, None if devices is None else str(devices))
+            return make_dry_run(found, devices)

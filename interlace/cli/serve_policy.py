@@ -8,7 +8,7 @@ from rich.console import Console
 
 from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
 from interlace.core.errors import UserError
-from interlace.observe.run_folder import find_run
+from interlace.observe.run_folder import ROOT, find_run
 
 if TYPE_CHECKING:
     from interlace.run.recipe.config import Recipe
@@ -26,7 +26,7 @@ def make_served_policy(
     checkpoint: of a run, as for make_served_recipe(). Raises UserError for an unknown policy or checkpoint.
     """
     from interlace.robots.serving.published import is_published_policy
-    from interlace.run.recipe.load import load_recipe
+    from interlace.run.recipe.load import load_recipe, recipe_names
 
     run = find_run(run_or_policy)
     refuse_checkpoint_of_model(run_or_policy, run, checkpoint)
@@ -34,6 +34,11 @@ def make_served_policy(
         if overrides:
             raise UserError(f"{overrides[0]} is a setting of a recipe, and {run_or_policy!r} is a policy's folder.")
         return Path(run_or_policy)
+    if run is None and run_or_policy not in recipe_names() and not run_or_policy.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"{run_or_policy!r} is neither a run in {ROOT}/, nor the folder of a published policy, "
+            "nor a recipe. `interlace recipes` lists the recipes."
+        )
     settings = load_recipe(str(run.config) if run else run_or_policy, overrides)
     model = checkpoint_of(run, settings, settings.best, checkpoint) if run else settings.model
     cluster = settings.cluster.model_copy(update={"hang_after_s": NEVER_S})

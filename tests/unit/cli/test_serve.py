@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from interlace.cli.serve import make_served_recipe
+from interlace.cli.serve_policy import make_served_policy
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.jsonl import to_line
@@ -51,3 +52,11 @@ def test_mistakes(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             make_served_recipe(spec, [], checkpoint)
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_its_three_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="'robot-7' is neither a run in runs/, nor the folder of a published policy"):
+        make_served_policy("robot-7", [])
