@@ -19,8 +19,9 @@ PYTHON_VLLM ?= $(PYTHON)
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
 
+# Two processes: most tests compute on one core.
 test: check
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200 $(PYTEST_ARGS)
