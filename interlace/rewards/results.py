@@ -75,6 +75,11 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> 
     return RewardResult(reward=_number(math.fsum(parts.values())), parts=_check_parts(parts, config))
 
 
+def own_total(score: Any) -> Any:
+    """Returns the reward in the value of a function in verl's form: `score` of a mapping, another value as it is."""
+    return score["score"] if isinstance(score, Mapping) and "score" in score else score
+
+
 def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
     """Returns the result of a verdict."""
     return RewardResult(reward=config.correct if is_right else config.incorrect, parts={ACCURACY: float(is_right)})

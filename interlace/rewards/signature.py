@@ -96,6 +96,11 @@ class RewardCall:
     def _has_parameter(self, argument: str) -> bool:
         return argument in self.required or argument in self.optional
 
+    @property
+    def has_own_total(self) -> bool:
+        """Returns whether the function has verl's form: in a mapping that it returns, `score` is the reward."""
+        return self._has_parameter("solution_str")
+
     def missing(self, request: ScoreRequest) -> str | None:
         """Returns the first required argument that a row cannot provide; None if it provides all."""
         has = self._batch_arguments([request]) if self.is_batched else self._make_arguments(request)
