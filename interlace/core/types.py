@@ -82,6 +82,8 @@ class Prompt:
     """Conversation that the chat template was applied to. Empty if the prompt is plain text."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     """Further columns of the row, for reward functions."""
+    is_chat: bool = False
+    """True if the prompt of the row is a list of messages; they are in the column `messages` of the metadata."""
     attempt: int = 0
     """Number of the epoch or retry. It is part of the key of the sampling noise, so each attempt draws new samples."""
     source: str = ""

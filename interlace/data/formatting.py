@@ -113,6 +113,7 @@ def to_prompts(
             answer=row.answer,
             messages=messages if chat else (),
             metadata=row.metadata,
+            is_chat=bool(row.messages),
             source=source,
         )
         for row, question, messages, tokens in zip(rows, questions, spoken, ids, strict=True)

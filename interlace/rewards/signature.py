@@ -53,11 +53,8 @@ class ScoreRequest:
     """Tokens of the response; empty if the function does not name them."""
     source: str = ""
     """Name of the data set."""
-
-    @property
-    def is_chat(self) -> bool:
-        """Returns whether the author of the row wrote a chat."""
-        return CHAT in self.metadata
+    is_chat: bool = False
+    """True if the author of the row wrote a chat."""
 
     @property
     def columns(self) -> dict[str, JSON]:

@@ -19,7 +19,12 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
+from interlace.data.columns import to_row
+from interlace.data.config import PromptFormat
+from interlace.data.formatting import to_prompts
 from interlace.data.tables import READERS
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_tokenizer
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.given import name_of
 from interlace.rewards.scorer import Scorer
@@ -311,6 +316,22 @@ def test_a_batch_is_scored_by_one_call() -> None:
     with scorer(f"{FUNCTIONS}:ranked") as made:
         results = scored(made, samples("aaa", "b", "cc"))
     assert [result.reward for result in results] == [2.0, 0.0, 1.0]
+
+
+def test_a_column_of_messages_beside_a_text_is_not_the_prompt() -> None:
+    """Rows such as those of NuminaMath have the whole solved conversation beside `problem`."""
+    chat = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    row = to_row({"prompt": "1+1?", "answer": "2", "messages": chat}, {}, (), uid="u", origin="set:1")
+    [prompt] = to_prompts([row], ["1+1?"], PromptFormat(), load_tokenizer(ModelConfig(path="tiny:micro-chat")))
+    seen: list[object] = []
+
+    def judge(prompts: list[object], completions: list[object], messages: list[object]) -> list[float]:
+        seen.extend([*prompts, *completions, *messages])
+        return [1.0] * len(completions)
+
+    with scorer(name_of(judge)) as made:
+        scored(made, [Sample(key=SampleKey(0, 0), prompt=prompt, text="two")])
+    assert seen == ["1+1?", "two", chat]
 
 
 async def judged_here(response: str, answer: str) -> float:

@@ -103,7 +103,7 @@ def test_a_row_of_a_batch_keeps_a_column_that_another_row_lacks() -> None:
 
 
 def test_a_chat_reaches_a_function_of_a_batch_as_trl_writes_it() -> None:
-    chat = request(metadata={"messages": CHAT})
+    chat = request(metadata={"messages": CHAT}, is_chat=True)
     [(prompt, completion)] = values(lambda prompts, completions: [*zip(prompts, completions, strict=True)], chat)
     assert prompt == list(CHAT) and completion == [{"role": "assistant", "content": "R"}]
 
