@@ -130,12 +130,12 @@ def _read_nested(values: Mapping[str, object], source: str, place: str) -> objec
 
 
 def _refuse_finished_chat(values: Mapping[str, object], place: str) -> None:
-    for name in PROMPTS:
-        chat = values.get(name)
-        last = chat[-1] if isinstance(chat, list | tuple) and chat else None
-        if isinstance(last, Mapping) and last.get("role") == "assistant":
-            raise UserError(
-                f"{place}: the chat in column {name!r} ends with a message of the assistant, which a run of "
-                "reinforcement learning lets the model write. Leave the message out; to imitate it use the recipe "
-                "'sft' (interlace train sft)."
-            )
+    name = next(name for name in PROMPTS if name in values)  # beside a prompt, `messages` is another column
+    chat = values[name]
+    last = chat[-1] if isinstance(chat, list | tuple) and chat else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant":
+        raise UserError(
+            f"{place}: the chat in column {name!r} ends with a message of the assistant, which a run of "
+            "reinforcement learning lets the model write. Leave the message out; to imitate it use the recipe "
+            "'sft' (interlace train sft)."
+        )

@@ -72,6 +72,12 @@ def test_a_mistake_names_the_row(tmp_path: Path, rows: object, words: str) -> No
         written(rows, tmp_path)
 
 
+def test_a_solved_conversation_may_stand_beside_the_prompt(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    rows = [{"prompt": "1+1", "answer": "2", "messages": chat}]
+    assert written(rows, tmp_path) == rows
+
+
 def test_a_mapped_column_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\[0\] has no column 'reward_model.truth'.*Did you mean 'ground_truth'"):
         written([NESTED], tmp_path, {"prompt": "question", "answer": "reward_model.truth"})
