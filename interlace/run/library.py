@@ -95,7 +95,9 @@ class ProgramInputs:
             found["reward"] = reward_section(self.reward)
         rows: dict[Path, str] = {}
         if self.data is not None:
+            task = found.get("task")
             writer = TaskWriter(
+                omit=task.get("omit") if isinstance(task, Mapping) else (),
                 columns=dict(self.columns or {}),
                 heldout_size=self.heldout_size,
                 reward=found.get("reward"),
@@ -103,7 +105,7 @@ class ProgramInputs:
                 has_completions=has_completions,
             )
             section = {name: _to_plain(value) for name, value in writer.section(self.data).items()}
-            found["task"], rows = _join_task(section, found.get("task")), writer.rows
+            found["task"], rows = _join_task(section, task), writer.rows
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:

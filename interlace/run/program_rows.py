@@ -34,6 +34,7 @@ def write_rows(
     place: str = DATA_FOLDER,
     *,
     name: str = DATA_FOLDER,
+    omit: Sequence[str] = (),
     has_completions: bool = False,
 ) -> Path:
     """Writes rows as JSON Lines into a folder whose name is a hash of the rows. Returns the path of the file.
@@ -41,13 +42,15 @@ def write_rows(
     rows: as for read_rows(). calls: the reward's calls, whose columns are used.
     place: expression of the rows in an error, which names a row as data[N].
     name: of the file, and so of the data set for rewards that read verl's `data_source`.
+    omit: columns that are not written, such as pictures.
     has_completions: the run trains on given completions, so rows of SFT and DPO are accepted.
     Raises UserError.
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
     refuse = None if has_completions else named
     lines = [
-        _format_line(row, columns, refuse, f"{place}[{number}]") for number, row in enumerate(read_rows(rows, place))
+        _format_line(row, columns, refuse, f"{place}[{number}]", omit)
+        for number, row in enumerate(read_rows(rows, place))
     ]
     if not lines:
         raise UserError(f"{place} is empty: give one row for each prompt.")
@@ -88,7 +91,7 @@ def _name_row(place: str, line: re.Match[str]) -> str:
     return f"{place}[{int(line[1] or line[2]) - 1}]"
 
 
-def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
+def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str, omit: Sequence[str]) -> str:
     """Returns a row as a line. named: columns of the reward; None allows rows of other objectives."""
     if not isinstance(row, Mapping):
         raise UserError(
@@ -110,7 +113,7 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
     # The check of the recipe refuses an empty answer if the reward names one.
     reads_answer = columns.get("answer", "answer") is not None
     filled = {**values, "answer": values.get("answer", "")} if reads_answer else values
-    return json.dumps(plain_row(filled, place)) + "\n"
+    return json.dumps(plain_row(filled, place, omit)) + "\n"
 
 
 def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:
