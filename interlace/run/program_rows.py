@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
 from interlace.data.columns import CHOSEN, REJECTED
@@ -22,8 +24,8 @@ DATA_FOLDER = "data"
 PROMPTS = ("prompt", "messages")
 """Columns that contain a prompt."""
 ColumnMap: TypeAlias = Mapping[str, str | None]
-"""Column that a run reads -> column of the data, with dots between the keys of a nested column; None: `answer` or
-`tools` is not read."""
+"""Column that a run reads -> column of the data, with dots between the keys of a nested column and the numbers of items
+of a list; None: `answer` or `tools` is not read."""
 
 
 def write_rows(
@@ -117,11 +119,15 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
 
 
 def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:
-    """Returns the value of a column, or of a key in a nested column."""
+    """Returns the value of a column, or of a key in a nested column; an item of a list by its number."""
     if source in values:
         return values[source]
     found: Any = values
     for key in source.split("."):
+        found = found.tolist() if isinstance(found, np.ndarray) else found
+        if isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+            continue
         if not isinstance(found, Mapping) or key not in found:
             names = list(found) if isinstance(found, Mapping) else list(values)
             raise UserError(
