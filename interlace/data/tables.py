@@ -6,7 +6,7 @@ Each reader yields pairs: the row's number, and its columns. A mistake is a User
 import csv
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ def read_table(spec: str) -> Numbered:
         yield numbered
     if is_empty:
         raise UserError(f"data file {spec!r} is empty: it needs one row for each prompt.")
+
+
+def refuse_doubled(columns: Sequence[object], where: str) -> None:
+    """Raises UserError if two columns have one name, since a row would have only one of them."""
+    if doubled := [name for name in columns if columns.count(name) > 1]:
+        raise UserError(f"{where}: two columns have the name {doubled[0]!r}. Rename one.")
 
 
 def describe_type(value: object) -> str:
@@ -92,8 +98,7 @@ def _refuse_encoding(origin: str, error: UnicodeDecodeError) -> str:
 def _csv_rows(path: Path, rows: Any) -> Numbered:
     """Yields the rows after the header. rows: a csv.reader."""
     header: list[str] = next(rows, [])
-    if doubled := [name for name in header if header.count(name) > 1]:
-        raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
+    refuse_doubled(header, f"{path}:1")
     if len(header) == 1 and (found := next((each for each in ";\t|," if each in header[0]), None)):
         raise UserError(
             f"{path}:1: the header {header[0]!r} is one column: its names seem to be separated by {found!r}. Separate "
@@ -115,6 +120,7 @@ def _read_parquet(path: Path) -> Numbered:
         table = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowException as error:
         raise UserError(f"{path} is not a Parquet file: {error}.") from None
+    refuse_doubled(table.schema_arrow.names, str(path))
     number = 0
     for batch in table.iter_batches():
         for values in batch.to_pylist(maps_as_pydicts="strict"):

@@ -46,6 +46,21 @@ def test_mistakes_are_named(tmp_path: Path, name: str, text: str, sentence: str)
         rows(tmp_path / name)
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A row would have the last one alone, so that a run trained on another prompt."""
+    pyarrow, pandas = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    from pyarrow import parquet
+
+    names, cells = ["prompt", "prompt"], ["1+1", "2+2"]
+    table = pyarrow.Table.from_arrays([pyarrow.array([cell]) for cell in cells], names=names)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a.parquet: two columns have the name 'prompt'"):
+        rows(tmp_path / "a.parquet")
+    for data in (table, pandas.DataFrame([cells], columns=names)):
+        with pytest.raises(UserError, match=r"^data: two columns have the name 'prompt'"):
+            read_rows(data)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_another_encoding_is_named_with_the_way_to_utf8(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
