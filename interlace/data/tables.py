@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, first_line
 
 Numbered = Iterator[tuple[int, Mapping[str, Any]]]
 """Rows with their numbers: the line of a text file, else the place, counted from 1."""
@@ -18,7 +18,13 @@ Numbered = Iterator[tuple[int, Mapping[str, Any]]]
 
 def read_table(spec: str) -> Numbered:
     """Reads all rows of a file or saved folder. Raises UserError if it is missing, empty or not readable."""
-    path = Path(spec).expanduser()
+    try:
+        yield from _read_path(spec, Path(spec).expanduser())
+    except OSError as error:  # Arrow raises it for a damaged part of a file, too
+        raise UserError(f"data file {spec!r} cannot be read: {error.strerror or first_line(error)}.") from None
+
+
+def _read_path(spec: str, path: Path) -> Numbered:
     if not path.exists():
         raise UserError(f"data file {spec!r} does not exist (looked in {path.parent.resolve()}).")
     reader = _read_saved if path.is_dir() else READERS.get(path.suffix.lower())
@@ -122,10 +128,13 @@ def _read_parquet(path: Path) -> Numbered:
         raise UserError(f"{path} is not a Parquet file: {error}.") from None
     refuse_doubled(table.schema_arrow.names, str(path))
     number = 0
-    for batch in table.iter_batches():
-        for values in batch.to_pylist(maps_as_pydicts="strict"):
-            number += 1
-            yield number, values
+    try:
+        for batch in table.iter_batches():
+            for values in batch.to_pylist(maps_as_pydicts="strict"):
+                number += 1
+                yield number, values
+    except (pyarrow.ArrowException, KeyError) as error:  # KeyError: of a map with a key twice
+        raise UserError(f"{path} cannot be read after row {number}: {first_line(error)}") from None
 
 
 def _read_saved(folder: Path) -> Numbered:
@@ -138,7 +147,11 @@ def _read_saved(folder: Path) -> Numbered:
             f"data file {str(folder)!r} is a folder, and not one that save_to_disk() of `datasets` wrote. Name a file: "
             f"{', '.join(READERS)}."
         )
-    dataset = import_datasets(str(folder)).load_from_disk(str(folder))
+    library = import_datasets(str(folder))
+    try:
+        dataset = library.load_from_disk(str(folder))
+    except (ValueError, KeyError, TypeError) as error:  # a damaged file of the folder
+        raise UserError(f"data set {str(folder)!r} cannot be read: {first_line(error)}") from None
     yield from enumerate(dataset, start=1)
 
 

@@ -61,6 +61,24 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
             read_rows(data)
 
 
+def test_a_damaged_file_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    pyarrow, datasets = pytest.importorskip("pyarrow"), pytest.importorskip("datasets")
+    from pyarrow import parquet
+
+    texts = [f"{number} and {number}" for number in range(1000)]
+    parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "page.parquet", compression="zstd")
+    content = bytearray((tmp_path / "page.parquet").read_bytes())
+    content[40:400] = bytes(360)
+    (tmp_path / "page.parquet").write_bytes(content)
+    doubled = pyarrow.array([[("k", "1"), ("k", "2")]], pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    parquet.write_table(pyarrow.table({"prompt": ["a"], "m": doubled}), tmp_path / "map.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    next((tmp_path / "saved").glob("*.arrow")).write_bytes(b"--")
+    for name in ("page.parquet", "map.parquet", "saved", "x" * 300 + ".jsonl"):
+        with pytest.raises(UserError, match="cannot be read"):
+            rows(tmp_path / name)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_another_encoding_is_named_with_the_way_to_utf8(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
