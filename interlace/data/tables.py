@@ -85,6 +85,9 @@ def _parse_json(text: bytes, origin: str) -> Any:
 
 def _read_csv(path: Path) -> Numbered:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    # The module's limit of a cell is 131072 letters, which a long document exceeds. It is raised for the whole process:
+    # another thread may read a file at the same time.
+    csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _csv_rows(path, csv.reader(file, delimiter=delimiter, strict=True))

@@ -27,6 +27,11 @@ def test_json_csv_and_tsv(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.tsv") == ROWS[:1]
 
 
+def test_a_cell_of_a_csv_file_may_be_a_long_document(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n")
+    assert rows(tmp_path / "a.csv") == [{"prompt": "x" * 200_000, "answer": "1"}]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
