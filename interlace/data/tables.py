@@ -61,7 +61,11 @@ def _read_jsonl(path: Path) -> Numbered:
 
 
 def _read_json(path: Path) -> Numbered:
-    content = _parse_json(path.read_bytes(), str(path))
+    text = path.read_bytes()
+    if _is_json_lines(text):
+        yield from _read_jsonl(path)
+        return
+    content = _parse_json(text, str(path))
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         content = content["data"]
     if not isinstance(content, list):
@@ -70,6 +74,15 @@ def _read_json(path: Path) -> Numbered:
         if not isinstance(values, dict):
             raise UserError(f"{path}: item {number} is {describe_type(values)}; it must be a JSON object.")
         yield number, values
+
+
+def _is_json_lines(text: bytes) -> bool:
+    """Returns whether an object is on the first line and more lines follow, as Dataset.to_json() writes .json files."""
+    first, _, rest = text.lstrip().partition(b"\n")
+    try:
+        return bool(rest.strip()) and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _parse_json(text: bytes, origin: str) -> Any:

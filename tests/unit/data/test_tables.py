@@ -32,6 +32,14 @@ def test_a_cell_of_a_csv_file_may_be_a_long_document(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.csv") == [{"prompt": "x" * 200_000, "answer": "1"}]
 
 
+def test_a_json_file_may_have_a_row_on_each_line(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(ROWS).to_json(tmp_path / "a.json")
+    assert rows(tmp_path / "a.json") == ROWS
+    (tmp_path / "b.json").write_text(json.dumps({"data": ROWS}, indent=1))
+    assert rows(tmp_path / "b.json") == ROWS
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
