@@ -220,6 +220,22 @@ def test_rows_of_another_kind_are_refused_with_the_recipe_to_use(
         check_recipe(load_recipe(recipe, changes))
 
 
+def test_a_call_of_an_arrow_table_has_its_own_arguments_alone(tmp_path: Path) -> None:
+    """Arrow gives each call the arguments of all calls of the column, as nulls, which a model would learn to write."""
+    datasets = pytest.importorskip("datasets")
+
+    def chat(name: str, **arguments: str) -> list[dict[str, object]]:
+        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+        return [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+
+    rows = [{"messages": chat("weather", city="Rome")}, {"messages": chat("search", query="Rome")}]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "calls.parquet")
+    loaded = load_recipe("sft", [f"task={tmp_path / 'calls.parquet'}", "model=tiny:micro-chat"])
+    tokenizer = build_tiny("micro-chat", 0)[1]
+    texts = [tokenizer.decode(sample.token_ids) for sample in encode_rows(loaded, recipe_prompts(loaded).train)]
+    assert '"arguments": {"city": "Rome"}' in texts[0] and '"arguments": {"query": "Rome"}' in texts[1]
+
+
 @pytest.mark.parametrize("recipe", ["dpo", "reward-model"])
 def test_pairs_of_whole_conversations_are_those_of_a_prompt(tmp_path: Path, recipe: str) -> None:
     """TRL's implicit prompt. Texts have no chat template in TRL, and one is refused here."""

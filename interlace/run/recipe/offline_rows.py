@@ -11,9 +11,10 @@ import numpy as np
 
 from interlace.algorithms.base import RowKind
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, Messages, ToolSpec, as_message, as_tool
+from interlace.core.messages import Message, Messages, ToolSpec, as_tool
 from interlace.core.random import keyed_random
 from interlace.core.types import JSON, Prompt, Sample
+from interlace.data.chat import read_message
 from interlace.data.columns import CHAT, CHOSEN, COMPLETION, REJECTED
 from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
@@ -136,7 +137,7 @@ class RowEncoder:
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
             raise UserError(f"{_name_row(prompt)}: column {column!r} is {given!r:.40}; it must be text or messages.")
         place = f"{_name_row(prompt)}: column {column!r}, message"
-        messages = tuple(as_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
+        messages = tuple(read_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
         if messages[0].role != "assistant" or messages[-1].role != "assistant":
             raise UserError(
                 f"{place}s of {', '.join(message.role for message in messages)}: a completion begins and ends with a "
