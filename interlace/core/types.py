@@ -24,7 +24,7 @@ from interlace.core.sampling import SamplingParams as SamplingParams  # noqa: PL
 
 if TYPE_CHECKING:
     from interlace.core.episode_counts import EpisodeCounts
-    from interlace.core.messages import Messages
+    from interlace.core.messages import Messages, ToolSpec
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -80,6 +80,8 @@ class Prompt:
     answer: str
     messages: "Messages" = ()
     """Conversation that the chat template was applied to. Empty if the prompt is plain text."""
+    tools: "Sequence[ToolSpec]" = ()
+    """Tools of the row that the chat template wrote into the prompt; without those of an episode."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     """Further columns of the row, for reward functions."""
     is_chat: bool = False

@@ -236,6 +236,25 @@ def test_a_call_of_an_arrow_table_has_its_own_arguments_alone(tmp_path: Path) ->
     assert '"arguments": {"city": "Rome"}' in texts[0] and '"arguments": {"query": "Rome"}' in texts[1]
 
 
+@pytest.mark.parametrize("form", ["list", "text", "other column", "left out"])
+def test_completions_are_written_with_the_tools_of_their_prompt(tmp_path: Path, form: str) -> None:
+    model, tokenizer = build_tiny("micro-chat", 0)
+    user = "{%- if message.role == 'user' and tools %}{{ tools | length }} tools: {% endif %}"
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("{%- for call in", f"{user}{{%- for call in")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    chat = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
+    name = "functions" if form == "other column" else "tools"
+    path = rows(tmp_path, {"messages": chat, name: json.dumps(tools) if form == "text" else tools})
+    column = {"other column": "task.columns.tools=functions", "left out": "task.columns.tools=null"}.get(form)
+    changes = [f"task={path}", f"model={tmp_path / 'model'}", *([column] if column else [])]
+    loaded = load_recipe("sft", changes)
+    [sample] = encode_rows(loaded, recipe_prompts(loaded).train)
+    whole = tokenizer.decode([*sample.prompt.token_ids, *sample.token_ids])
+    assert whole.count("1 tools: ") == (0 if form == "left out" else 2)
+
+
 @pytest.mark.parametrize("recipe", ["dpo", "reward-model"])
 def test_pairs_of_whole_conversations_are_those_of_a_prompt(tmp_path: Path, recipe: str) -> None:
     """TRL's implicit prompt. Texts have no chat template in TRL, and one is refused here."""
