@@ -97,6 +97,16 @@ def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:
             )
 
 
-def _format_value(value: JSON) -> str:
-    """Returns a value as on the command line; a text with commas, spaces or brackets in quotes."""
-    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)
+def _format_value(value: object) -> str:
+    """Returns a value as on the command line; a text with commas, spaces or brackets in quotes.
+
+    Numbers of numpy and paths are written as numbers and texts. Raises UserError for a value that is no setting.
+    """
+    plain = getattr(value, "tolist", lambda: str(value) if isinstance(value, Path) else value)()
+    try:
+        return plain if isinstance(plain, str) and _PLAIN.fullmatch(plain) else json.dumps(plain)
+    except TypeError:
+        raise UserError(
+            f"{value!r} is a {type(value).__name__}, and a value of a sweep is text, a number, true, false, null, or a "
+            "list or mapping of these. A class or function is named as package.module:Name."
+        ) from None

@@ -64,3 +64,8 @@ def test_prompts_that_are_no_text_and_no_list_are_refused(tmp_path: Path, prompt
 def test_settings_of_a_sweep_without_lists_are_refused(settings: Any) -> None:
     with pytest.raises(UserError, match=r"settings.* Give a (list|mapping)"):
         sweep("sft", settings)
+
+
+def test_a_value_of_a_sweep_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(UserError, match="is a type, and a value of a sweep is text"):
+        sweep("sft", {"algorithm": ["sft", object]})  # type: ignore[list-item]  # a mistake
