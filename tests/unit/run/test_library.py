@@ -54,7 +54,14 @@ def test_a_list_of_rewards_replaces_the_reward_of_a_recipe(tmp_path: Path) -> No
     def brief(response: str) -> float:
         return 1.0 / (1 + len(response))
 
-    for given in (["exact", (brief, 0.1)], {"parts": ["exact", {"name": "exact", "label": "brief", "weight": 0.1}]}):
+    named = {"name": "exact", "label": "brief"}
+    for given in (
+        ["exact", (brief, 0.1)],
+        ["exact", {"name": brief, "weight": 0.1}],
+        ["exact", (named, 0.1)],
+        {"parts": ["exact", (brief, 0.1)]},
+        {"parts": ["exact", {**named, "weight": 0.1}]},
+    ):
         found = ProgramInputs(reward=given).sections(tmp_path, {}).recipe(load_recipe("quickstart")).reward
         assert found is not None
         assert (found.name, [(label_of(part), part.weight) for part in found.parts]) == (
