@@ -77,10 +77,8 @@ def sweep(  # house: the options of the command
     _check_settings(settings)
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric, parallel)
-    console = Console(quiet=quiet)
-    return SweepTable(
-        result=run_sweep(str(recipe), [*overrides, *swept], Path(folder).absolute(), options, console, quiet=quiet)
-    )
+    console, root = Console(quiet=quiet), Path(folder).expanduser().absolute()
+    return SweepTable(result=run_sweep(str(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
 
 
 def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:

@@ -88,7 +88,8 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
-    root = Path(folder).absolute()  # A reward function, or the program after the run, may change the working folder.
+    # Absolute, because a reward function, or the program after the run, may change the working folder.
+    root = Path(folder).expanduser().absolute()
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
     given = None if recipe is None else GivenRecipe.read(recipe)
     changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
