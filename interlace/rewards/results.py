@@ -51,6 +51,11 @@ def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False
     if not isinstance(score, Mapping):
         return RewardResult(reward=_number(score))
     if has_own_total and "score" in score:
+        if others := [name for name in config.shaping.weights if name != "score"]:
+            raise UserError(
+                f"{RETURNED} verl's form, whose `score` is the reward, and shaping.weights weighs {others[0]!r}, which "
+                "is no part of it: remove the weight"
+            )
         notes = {whole(str(name)): _to_python_scalar(value) for name, value in score.items()}
         parts = {name: float(value) for name, value in notes.items() if isinstance(value, bool | int | float)}
         return RewardResult(reward=_number(score["score"]), parts=_check_parts(parts, config))

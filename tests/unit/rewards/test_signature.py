@@ -181,6 +181,8 @@ def test_the_score_of_verls_form_is_the_reward_and_the_rest_are_notes() -> None:
 
     result = evaluate(scored, RewardConfig(), request())
     assert (result.reward, result.parts) == (0.5, {"score": 0.5, "acc": 1.0})
+    weighing = RewardConfig.parse({"name": "m:scored", "shaping": {"weights": {"acc": 0.5}}})
+    assert "remove the weight" in (evaluate(scored, weighing, request()).failure or "")
 
 
 def test_the_score_of_verls_form_is_the_reward_also_among_several() -> None:
