@@ -204,13 +204,15 @@ def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _to_plain(value: object) -> object:
-    """Returns a setting as a recipe has it: classes and functions that can be imported by their names."""
+    """Returns a setting as a recipe has it: paths as text, and classes and functions that can be imported by name."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {name: _to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
     if inspect.isclass(value) or inspect.isfunction(value):
         return importable_name(value) or value
     return value

@@ -28,6 +28,15 @@ def test_columns_of_a_file_are_mapped(tmp_path: Path) -> None:
     assert (prompt.text, prompt.answer) == ("1+1", "2")
 
 
+def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
+    data = {"mine": {"files": {"train": tmp_path / "a.jsonl"}, "weight": 2.0}}
+    task = {"mixture": [{"name": name, **part} for name, part in data.items()]}
+    settings = {**SIZES, "task": task, "reference": {"model": tmp_path / "teacher"}}
+    found = ProgramInputs(model={"path": tmp_path / "model"}, reward="exact").sections(tmp_path, settings).recipe()
+    assert (found.model.path, found.reference.model.path) == (str(tmp_path / "model"), str(tmp_path / "teacher"))
+    assert found.task.mixture[0].files.train == str(tmp_path / "a.jsonl")
+
+
 def test_columns_of_a_data_set_of_the_hub_are_mapped(tmp_path: Path) -> None:
     given = ProgramInputs(model="tiny:micro", data="hub:owner/name", columns={"prompt": "question"}, reward="exact")
     assert given.sections(tmp_path, SIZES).recipe().task.columns == {"prompt": "question"}
