@@ -1,7 +1,7 @@
 """Scoring in processes keeps the order, isolates failures, and enforces time limits."""
 
 import asyncio
-import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -351,6 +351,22 @@ def test_an_async_function_of_this_program_is_awaited_in_this_process() -> None:
         [blocked] = scored(made, samples("block"))
         assert "blocked its event loop" in (blocked.failure or "")
         assert scored(made, samples("bb"))[0].reward == 2.0
+
+
+def test_a_function_of_a_file_outside_of_the_path_is_scored_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl and others load a reward by the path of its file; a scoring process could not import such a module."""
+    (tmp_path / "reward_of_a_file.py").write_text("def judge(response):\n    return 2.0\n")
+    spec = importlib.util.spec_from_file_location("reward_of_a_file", tmp_path / "reward_of_a_file.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "reward_of_a_file", module)
+    spec.loader.exec_module(module)
+    with scorer(name_of(module.judge)) as made:
+        assert scored(made, samples("a"))[0].reward == 2.0
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert name_of(module.judge) == "reward_of_a_file:judge"
 
 
 def judged_of_this_program() -> Callable[..., object]:
