@@ -207,6 +207,11 @@ def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path
         ("dpo", {"prompt": "1", "chosen": "2", "rejected": "2"}, "are equal"),
         ("sft", {"prompt": "1", "answer": "2"}, "has no column `completion`"),
         ("sft", {"messages": [{"role": "user", "content": "1"}]}, "the chat ends with a message of the user"),
+        (
+            "sft",
+            {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2", "weight": 0}]},
+            "have the weight 0, and all messages of the assistant",
+        ),
         ("sft", {"chosen": "1 2", "rejected": "1 3"}, "it is a row for dpo"),
         ("reward-model", {"prompt": "1", "chosen": "2"}, "has no column `rejected`"),
         ("reward-model", {"prompt": "1", "chosen": "2", "rejected": "3", "margin": "x"}, "a margin is a number"),

@@ -136,6 +136,12 @@ class RowEncoder:
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
             raise UserError(f"{_name_row(prompt)}: column {column!r} is {given!r:.40}; it must be text or messages.")
         place = f"{_name_row(prompt)}: column {column!r}, message"
+        answers = [item for item in given if isinstance(item, Mapping) and item.get("role") == "assistant"]
+        if any(item.get("weight") == 0 for item in answers):
+            raise UserError(
+                f"{place}s have the weight 0, and all messages of the assistant after the prompt are trained on. Put "
+                "those that are only read into the column `prompt`, and leave `weight` out."
+            )
         messages = tuple(read_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
         if messages[0].role != "assistant" or messages[-1].role != "assistant":
             raise UserError(
