@@ -8,6 +8,7 @@ import pytest
 
 from interlace import train
 from interlace.core.errors import UserError
+from interlace.data.config import PromptFormat
 from interlace.models.tiny import build_tiny
 from interlace.rewards.base import label_of
 from interlace.rewards.signature import ScoreRequest, reward_call
@@ -118,9 +119,8 @@ def test_other_keys_of_the_task_apply_to_data_of_the_program(tmp_path: Path) -> 
     found = join(rows, task).task
     assert found.files is not None and (found.max_prompt_tokens, found.overlong) == (5, "drop")
     assert found.format.system == "Be brief."
-    plain = load_recipe("quickstart").task.format
     other = join(rows, task, "quickstart").task.format  # the recipe's template names columns of its own rows
-    assert other == plain.model_copy(update={"system": "Be brief.", "template": "{prompt}"})
+    assert other == PromptFormat(system="Be brief.")
     for wrong in ("other.jsonl", {"files": {"train": "other.jsonl"}}, {"columns": {"answer": "a"}}):
         with pytest.raises(UserError, match=r"data and task.* are both given"):
             join(rows, wrong)
