@@ -148,6 +148,20 @@ def test_a_data_set_of_the_hub_is_read_up_to_its_limit(tmp_path: Path, monkeypat
         list(read_hub(HubSource(name=name, split="tets"), "train"))
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_data_set_of_the_hub_with_other_columns_in_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("interlace.data.files._check_reach", lambda name: None)
+    (tmp_path / "set").mkdir()
+    for name in ("answer", "solution"):
+        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps({"prompt": "1+1", name: "2"}) + "\n")
+    with pytest.raises(UserError, match=r"task.hub.name = .* cannot be loaded: .*column"):
+        list(read_hub(HubSource(name=str(tmp_path / "set"), streaming=streaming, limit=4), "train"))
+
+
 def test_a_hub_that_cannot_be_reached_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     from huggingface_hub import constants
