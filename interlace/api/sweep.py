@@ -102,7 +102,7 @@ def _format_value(value: object) -> str:
     """
     plain = getattr(value, "tolist", lambda: str(value) if isinstance(value, Path) else value)()
     try:
-        return plain if isinstance(plain, str) and _PLAIN.fullmatch(plain) else json.dumps(plain)
+        return plain if isinstance(plain, str) and _PLAIN.fullmatch(plain) else json.dumps(plain, ensure_ascii=False)
     except TypeError:
         raise UserError(
             f"{value!r} is a {type(value).__name__}, and a value of a sweep is text, a number, true, false, null, or a "
