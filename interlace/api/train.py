@@ -30,7 +30,7 @@ from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe, list_edits
-from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.load import load_recipe, override_key
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     )
     # Absolute, because a reward function, or the program after the run, may change the working folder.
     root = Path(folder).expanduser().absolute()
-    sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
+    sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings, overrides))
     given = None if recipe is None else GivenRecipe.read(recipe)
     changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
     asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
@@ -155,11 +155,12 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
     edits = list_edits(asked.given, folder) if asked.given else []
-    recipe = asked.run.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.run.overrides]))
+    changed = [override_key(override) for override in asked.run.overrides]
+    recipe = asked.run.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.run.overrides]), changed)
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    if changed := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
-        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed)
+    if refused := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
+        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in refused)
         raise UserError(
             f"run {folder.name!r} was started with other settings ({told}). With --resume only {', '.join(CHANGEABLE)} "
             "may be changed; for anything else start a new run."

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from interlace import train
+from interlace.api.given_run import GivenRun
 from interlace.core.errors import UserError
 from interlace.data.config import PromptFormat
 from interlace.models.tiny import build_tiny
@@ -200,3 +201,20 @@ def test_a_model_object_after_its_tokenizer_is_named(tmp_path: Path) -> None:
 def test_a_number_of_devices_needs_their_kind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cluster.devices = 2: name the kind .* cpu:2"):
         load_recipe("quickstart", ["cluster.devices=2"])
+
+
+def test_an_override_of_the_task_applies_to_the_data_of_the_program(tmp_path: Path) -> None:
+    overrides = ["task.max_prompt_tokens=100", "task.format.system=Be brief.", "task.sampler=solve_rate"]
+    given = ProgramInputs(data=[{"prompt": "1+1", "answer": "2"}], reward="exact")
+    sections = given.sections(tmp_path, {})
+    run = GivenRun(recipe="one-gpu", overrides=tuple(overrides), sections=sections)
+    found = run.settings().task
+    assert (found.max_prompt_tokens, found.format.system, found.sampler.name) == (100, "Be brief.", "solve_rate")
+    assert found.files is not None and found.reasoning_gym is None
+    rivals = GivenRun(recipe="one-gpu", overrides=("task=rows.jsonl",), sections=sections)
+    with pytest.raises(UserError, match="the override task and data are both given"):
+        rivals.settings()
+
+
+def test_an_override_of_the_algorithm_decides_the_kind_of_rows() -> None:
+    assert trains_on_rows("quickstart", {}, ["algorithm=sft", "reward=null", "samples_per_prompt=1"])
