@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import interlace
 from interlace.core.errors import UserError
 from interlace.core.types import Sample
 from interlace.models.tiny import build_tiny
+from interlace.observe.progress import PlainProgress
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.report.page import write_report
 from interlace.observe.report.panels import build_panels
@@ -43,14 +45,19 @@ def heldout(root: Path, name: str, metric: str) -> list[float]:
     return RunData.read(RunFolder(path=root / name)).values(f"eval/{metric}")
 
 
-def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(tmp_path: Path) -> None:
+def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = small("checkpoint_every=2", "minibatches=2")
     run_recipe("sft", tmp_path, "whole", settings)
     before, after = heldout(tmp_path, "whole", "loss")
     assert after < before
     stopped = run_recipe("sft", tmp_path, "halves", settings, stop_after=3)
     assert stopped.done_steps == 3
-    run_recipe("sft", tmp_path, "halves", settings, resume=True)
+    capsys.readouterr()
+    run_recipe("sft", tmp_path, "halves", settings, resume=True, progress=PlainProgress(Console(), 6))
+    shown = capsys.readouterr().out
+    assert "resuming after step 3" in shown and "lost samples" not in shown, "steps on given rows write no samples"
     assert equal_weights(final_weights(tmp_path, "whole"), final_weights(tmp_path, "halves"))
     assert metrics(tmp_path, "whole")[3:] == metrics(tmp_path, "halves")[3:]
 
