@@ -64,7 +64,6 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
 
     recipe: a shipped recipe, the path of a YAML file, or a Recipe, which the other arguments change. Without one,
     `model`, `data` and `reward` are needed.
-
     model: a Hugging Face id or folder, a loaded model of transformers (or a pair of it and its tokenizer), or the
     section `model`.
     data: a file, the name of a reasoning-gym dataset, or rows (mappings, a DataFrame, a dataset) with `prompt` (text or

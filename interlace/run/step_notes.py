@@ -79,7 +79,7 @@ class StepNotes:
         scored = [entry.sample for entry in result.ended if entry.sample.reward is not None]
         if reward is None or ":" not in reward.name or any(ACCURACY in sample.reward_parts for sample in scored):
             return
-        most = max((sample.reward_parts.get(TASK, sample.reward) or 0.0 for sample in scored), default=0.0)
+        most = max((sample.reward_parts.get(TASK, sample.reward or 0.0) for sample in scored), default=0.0)
         if 0 < most <= 1 < reward.correct:
             self.say_once(
                 "verdict",
