@@ -16,7 +16,9 @@ T = TypeVar("T")
 _COMMAND = r"interlace presets --explain \S+"
 """Command without a form in Python, which stays as it is."""
 _OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
-_TASK = re.compile(r"task\.(columns|format)\.(\w+)=(\{?\w+(?:\.\w+)*\}?)|task\.files\.(heldout_size)")
+_TASK = re.compile(
+    r"task\.(columns|format)\.(\w+)=(\{?\w+(?:\.\w+)*\}?)|task\.files\.(heldout_size)|task\.omit=\[([^\]]+)\]"
+)
 """Settings of the prompts that are arguments of a program."""
 _FLAGS = ("overwrite", "resume", "probe", "quiet")
 
@@ -53,9 +55,11 @@ def advise(text: str) -> str:
 
 
 def _format_task(match: "re.Match[str]") -> str:
-    section, key, value, heldout_size = match.groups()
+    section, key, value, heldout_size, omitted = match.groups()
     if heldout_size:
         return str(heldout_size)
+    if omitted:
+        return f'task={{"omit": [{omitted!r}]}}'
     written = "None" if value == "null" else repr(value)
     return f'columns={{"{key}": {written}}}' if section == "columns" else f'task={{"format": {{"{key}": {written}}}}}'
 

@@ -104,7 +104,7 @@ def simulate(
     """
     from interlace.cli.virtual import simulate_schedules
 
-    path = writable(Path(timeline), "--timeline") if timeline else None
+    path = writable(Path(timeline).expanduser(), "--timeline") if timeline else None
     found = simulate_schedules(
         str(recipe),
         overrides,
@@ -138,11 +138,11 @@ def compare(  # house: the options of the command, by the same names
     from interlace.run.compare import load_variants, run_variants, write_comparison
 
     disable_progress_bars()
-    spec, names = str(recipe), _join_names(schedules)
+    spec, names, root = str(recipe), _join_names(schedules), Path(folder).expanduser()
     changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
         size = None if devices is None else str(devices)
-        simulated = outside_of_loops(partial(simulate_runs, spec, changes, names, size, profile, Path(folder)))
+        simulated = outside_of_loops(partial(simulate_runs, spec, changes, names, size, profile, root))
         return _make_table(simulated, {}, write_comparison(simulated))
     if devices is not None or profile is not None:
         raise UserError('devices and profile are of a virtual cluster: add cluster="sim".')
@@ -154,7 +154,7 @@ def compare(  # house: the options of the command, by the same names
     ):
         stem = folder_name(Path(spec).stem)
         # The signal is heard on this thread only.
-        found = outside_of_loops(partial(run_variants, variants, Path(folder), stem, progress=progress, stop=stop))
+        found = outside_of_loops(partial(run_variants, variants, root, stem, progress=progress, stop=stop))
     outcomes = found.outcomes
     if not outcomes:
         raise InterlaceError("; ".join(f"schedule {name} failed: {why}" for name, why in found.failed.items()))
@@ -224,7 +224,7 @@ def profile(
     from interlace.observe.atomic_file import write_atomic
 
     disable_progress_bars()
-    path = writable(Path(out), "--out")
+    path = writable(Path(out).expanduser(), "--out")
     spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else str(recipe)
     found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
@@ -256,7 +256,7 @@ def load_run(run: str | Path, *, folder: str | Path = "runs", checkpoint: str | 
 
     Raises UserError if there is no such run or checkpoint.
     """
-    found = run_folder(str(run), Path(folder))
+    found = run_folder(str(run), Path(folder).expanduser())
     loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
     if checkpoint != NEWEST:
         choose_checkpoint(found, loaded.recipe.best, checkpoint)

@@ -41,7 +41,8 @@ def dry_run(  # house: the inputs of train()
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     with TemporaryDirectory(prefix="interlace-") as folder:
-        sections = inputs.sections(Path(folder), settings, has_completions=trains_on_rows(recipe, settings))
+        has_completions = trains_on_rows(recipe, settings, overrides)
+        sections = inputs.sections(Path(folder), settings, has_completions=has_completions)
         given = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
         found = given.settings()
         given.check(found, has_callbacks=False)

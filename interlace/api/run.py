@@ -223,7 +223,7 @@ class TrainedRun:
         """
         from interlace.observe.report.page import write_report
 
-        path = writable(self.folder / "report.html" if out is None else Path(out), "--out")
+        path = writable(self.folder / "report.html" if out is None else Path(out).expanduser(), "--out")
         write_report([self._stored.files], path, step=step)
         return path
 
@@ -233,7 +233,7 @@ class TrainedRun:
 
         overwrite: replaces the files of a model in the folder, and keeps others. Raises UserError.
         """
-        target, checkpoint = Path(folder), self._stored.require_checkpoint()
+        target, checkpoint = Path(folder).expanduser(), self._stored.require_checkpoint()
         if target.exists() and not target.is_dir():
             raise UserError(f"{target} is a file. Choose another name, of a folder.")
         if target.exists() and any(target.iterdir()) and not overwrite:

@@ -77,10 +77,8 @@ def sweep(  # house: the options of the command
     _check_settings(settings)
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric, parallel)
-    console = Console(quiet=quiet)
-    return SweepTable(
-        result=run_sweep(str(recipe), [*overrides, *swept], Path(folder).absolute(), options, console, quiet=quiet)
-    )
+    console, root = Console(quiet=quiet), Path(folder).expanduser().absolute()
+    return SweepTable(result=run_sweep(str(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
 
 
 def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:
@@ -97,6 +95,16 @@ def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:
             )
 
 
-def _format_value(value: JSON) -> str:
-    """Returns a value as on the command line; a text with commas, spaces or brackets in quotes."""
-    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else json.dumps(value)
+def _format_value(value: object) -> str:
+    """Returns a value as on the command line; a text with commas, spaces or brackets in quotes.
+
+    Numbers of numpy and paths are written as numbers and texts. Raises UserError for a value that is no setting.
+    """
+    plain = getattr(value, "tolist", lambda: str(value) if isinstance(value, Path) else value)()
+    try:
+        return plain if isinstance(plain, str) and _PLAIN.fullmatch(plain) else json.dumps(plain, ensure_ascii=False)
+    except TypeError:
+        raise UserError(
+            f"{value!r} is a {type(value).__name__}, and a value of a sweep is text, a number, true, false, null, or a "
+            "list or mapping of these. A class or function is named as package.module:Name."
+        ) from None

@@ -30,7 +30,7 @@ from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe, list_edits
-from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.load import load_recipe, override_key
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
 
     recipe: a shipped recipe, the path of a YAML file, or a Recipe, which the other arguments change. Without one,
     `model`, `data` and `reward` are needed.
-
     model: a Hugging Face id or folder, a loaded model of transformers (or a pair of it and its tokenizer), or the
     section `model`.
     data: a file, the name of a reasoning-gym dataset, or rows (mappings, a DataFrame, a dataset) with `prompt` (text or
@@ -88,8 +87,9 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
-    root = Path(folder).absolute()  # A reward function, or the program after the run, may change the working folder.
-    sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings))
+    # Absolute, because a reward function, or the program after the run, may change the working folder.
+    root = Path(folder).expanduser().absolute()
+    sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings, overrides))
     given = None if recipe is None else GivenRecipe.read(recipe)
     changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
     asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
@@ -154,11 +154,12 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     held.enter_context(RunLock(folder))
     before = load_recipe(str(folder.config))
     edits = list_edits(asked.given, folder) if asked.given else []
-    recipe = asked.run.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.run.overrides]))
+    changed = [override_key(override) for override in asked.run.overrides]
+    recipe = asked.run.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.run.overrides]), changed)
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    if changed := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
-        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed)
+    if refused := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
+        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in refused)
         raise UserError(
             f"run {folder.name!r} was started with other settings ({told}). With --resume only {', '.join(CHANGEABLE)} "
             "may be changed; for anything else start a new run."

@@ -1,6 +1,7 @@
 """`interlace serve`: serves a model or a run's checkpoint through an OpenAI-compatible API."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -109,7 +110,8 @@ def make_served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: 
             "reward=exact",
             "sampling.max_new_tokens=1024",
             "rollout=native",
-            f"model={model_or_run}",
+            # In quotes, because the text of an override is YAML, in which ` #` begins a comment.
+            f"model={json.dumps(model_or_run, ensure_ascii=False)}",
         )
         settings = load_recipe("quickstart", [*whole, *overrides])
         model = settings.model

@@ -11,6 +11,8 @@ from interlace.core.types import JSON
 ROLES = ("system", "user", "assistant", "tool")
 _SAME_ROLE = {"developer": "system"}
 """Other names of a role."""
+_THOUGHTS = ("reasoning", "reasoning_content", "thinking")
+"""Names of the thoughts of a message. In a table that has several of them, all but one are null."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,7 @@ def as_message(value: "JSON | Message", where: str = "message") -> Message:
     return Message(
         role=str(role),
         content=content,
-        reasoning=_text(value.get("reasoning", value.get("reasoning_content"))),
+        reasoning=next((text for name in _THOUGHTS if (text := _text(value.get(name))) is not None), None),
         tool_calls=tuple(_as_call(call, where) for call in calls),
         tool_call_id=_text(value.get("tool_call_id")),
         name=_text(value.get("name")),

@@ -24,7 +24,7 @@ from interlace.core.sampling import SamplingParams as SamplingParams  # noqa: PL
 
 if TYPE_CHECKING:
     from interlace.core.episode_counts import EpisodeCounts
-    from interlace.core.messages import Messages
+    from interlace.core.messages import Messages, ToolSpec
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -80,8 +80,12 @@ class Prompt:
     answer: str
     messages: "Messages" = ()
     """Conversation that the chat template was applied to. Empty if the prompt is plain text."""
+    tools: "Sequence[ToolSpec]" = ()
+    """Tools of the row that the chat template wrote into the prompt; without those of an episode."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     """Further columns of the row, for reward functions."""
+    is_chat: bool = False
+    """True if the prompt of the row is a list of messages; they are in the column `messages` of the metadata."""
     attempt: int = 0
     """Number of the epoch or retry. It is part of the key of the sampling noise, so each attempt draws new samples."""
     source: str = ""
@@ -98,8 +102,7 @@ class Request:
     may start while the first is aborted. The `gid` is NO_GROUP for requests outside the flow (an evaluation)."""
     attempt: int = 0
     session: int = 0
-    """Number of earlier sessions of the sample that were lost. It separates the requests of two sessions with equal
-    noise, of which the earlier ones may still be aborted."""
+    """Number of earlier, lost sessions of the sample. Their requests have equal noise, and may still be aborted."""
     turn: int = 0
     """Number of the request among the requests of its sample. An episode makes several, in sequence or concurrently."""
     repeat: int = 0
@@ -178,8 +181,7 @@ class Response:
     text: str = ""
     """The tokens as text. The rollout worker decodes it; stored text is empty here (see `segments`)."""
     failure: str = ""
-    """Reason why the engine refused the request or could not finish it, such as parameters that leave no distribution.
-    Else empty."""
+    """Reason why the engine refused the request or could not finish it. Empty if there is none."""
 
     @property
     def resumed(self) -> Request:
@@ -268,8 +270,7 @@ class Sample:
     key: SampleKey
     prompt: Prompt
     segments: Sequence[Segment] = ()
-    """Tree of segments below the prompt, in the order of their creation. A single response is one segment. A tuple, or
-    a reference to a stored content, which is read when a segment is used."""
+    """Tree of segments below the prompt, in order of creation: a tuple, or a reference that is read at each use."""
     finish_reason: FinishReason | None = None
     text: TextField = TextField()
     """The response, decoded. If it is stored with the segments, each access reads it."""

@@ -108,10 +108,10 @@ class YamlFiles:
     def path(self, spec: str) -> Path:
         """Returns the path of a shipped name, or of a user's file that ends in .yaml. Raises UserError."""
         if spec.endswith((".yaml", ".yml")):
-            if not Path(spec).is_file():
-                looked_in = Path(spec).parent.resolve()
-                raise UserError(f"{self.kind} {spec!r}: there is no such file (looked in {looked_in}).")
-            return Path(spec)
+            path = Path(spec).expanduser()
+            if not path.is_file():
+                raise UserError(f"{self.kind} {spec!r}: there is no such file (looked in {path.parent.resolve()}).")
+            return path
         if spec not in self.names():
             own = "Your own is written as a path to a YAML file."
             if Path(f"{spec}.yaml").is_file():

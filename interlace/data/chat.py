@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Messages, as_message
+from interlace.core.messages import Message, Messages, as_message
 from interlace.core.types import JSON
+from interlace.data.values import without_nulls
 
 _SHARE_GPT = {"human": "user", "gpt": "assistant"}
 """Roles of ShareGPT with another name here."""
@@ -21,9 +22,19 @@ def rename_keys(value: Sequence[JSON]) -> Sequence[JSON]:
     ]
 
 
+def read_message(value: JSON, where: str) -> Message:
+    """Reads a message of a cell. Raises UserError for another value. where: its place, for messages.
+
+    Null arguments of its calls are removed: Arrow gives each call the arguments of all calls of a column, as nulls.
+    """
+    if isinstance(value, Mapping) and value.get("tool_calls"):
+        value = {**value, "tool_calls": without_nulls(value["tool_calls"])}
+    return as_message(value, where)
+
+
 def read_messages(value: Sequence[JSON], where: str) -> Messages:
     """Reads the messages of a cell. Raises UserError for another value. where: the row and its column, for messages."""
-    messages = tuple(as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1))
+    messages = tuple(read_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1))
     if not messages:
         raise UserError(f"{where} is an empty list: a chat has one message or more, the last of the user.")
     if messages[-1].role == "assistant":

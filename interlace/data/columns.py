@@ -11,7 +11,7 @@ from interlace.data.chat import read_messages, rename_keys, split_conversation
 from interlace.data.pairs import has_implicit_prompt, split_pair
 from interlace.data.rows import Row
 from interlace.data.tables import describe_type
-from interlace.data.values import plain_row
+from interlace.data.values import plain_row, without_nulls
 
 if TYPE_CHECKING:
     from interlace.data.config import ColumnMap
@@ -172,16 +172,7 @@ def _read_tools(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise UserError(f"{where} is {describe_type(value)}; it must be a list of tools, or null.")
-    return tuple(as_tool(_without_nulls(tool), f"{where}, tool {number}") for number, tool in enumerate(value, start=1))
-
-
-def _without_nulls(value: JSON) -> JSON:
-    """Removes null entries of mappings: Arrow gives all tools of a column the properties of each, as nulls."""
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_nulls(inner) for inner in value]
-    return value
+    return tuple(as_tool(without_nulls(tool), f"{where}, tool {number}") for number, tool in enumerate(value, start=1))
 
 
 def _refuse_other_kinds(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> None:

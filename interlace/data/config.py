@@ -14,6 +14,8 @@ Parameter: TypeAlias = Scalar | tuple[Scalar, ...]
 ColumnMap: TypeAlias = Mapping[str, str | None]
 """Name here -> column, or dotted path into one; None leaves it out."""
 HUB_PREFIX = "hub:"
+OWN_SET = "task"
+"""Name of the task's own held-out prompts, if there are other sets as well."""
 SAVED_FILES = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `datasets` saved: of one split, and of several."""
 _TABLE = re.compile(r".*\.(jsonl|json|csv|tsv|parquet)", re.IGNORECASE)

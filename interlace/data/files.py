@@ -70,17 +70,19 @@ def read_hub(source: HubSource, split: Split) -> Numbered:
     library = import_datasets(f"the data set {source.name!r} of the hub")
     _check_reach(source.name)
     chosen = {"split": name, "revision": source.revision, "streaming": source.streaming}
+    built = library.exceptions.DatasetsError
     try:
         dataset = library.load_dataset(source.name, source.config, **chosen)
-    except (OSError, ValueError, RuntimeError) as error:  # each kind of mistake has its class, all below these
+        for number, values in enumerate(dataset, start=1):  # a stream meets a damaged file here
+            if source.limit is not None and number > source.limit:
+                return
+            yield number, values
+    except (OSError, ValueError, RuntimeError, built) as error:  # each kind of mistake has its class, all below these
+        reason = error.__cause__ if isinstance(error, built) and error.__cause__ else error
         raise UserError(
             f"task.hub.name = {source.name!r} with config {source.config!r} and split {name!r} cannot be loaded: "
-            f"{' '.join(str(error).split())}"
+            f"{' '.join(str(reason).split())}"
         ) from None
-    for number, values in enumerate(dataset, start=1):
-        if source.limit is not None and number > source.limit:
-            return
-        yield number, values
 
 
 def _check_reach(name: str) -> None:

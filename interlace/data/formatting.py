@@ -112,7 +112,9 @@ def to_prompts(
             text=format_prompt(row, question),
             answer=row.answer,
             messages=messages if chat else (),
+            tools=row.tools,
             metadata=row.metadata,
+            is_chat=bool(row.messages),
             source=source,
         )
         for row, question, messages, tokens in zip(rows, questions, spoken, ids, strict=True)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from interlace.core.errors import UserError
 from interlace.core.random import permutation
 from interlace.core.types import Prompt
-from interlace.data.config import DataConfig, FileSource, HubSource, PromptFormat, ReasoningGymSource, SourceConfig
+from interlace.data.config import (
+    OWN_SET,
+    DataConfig,
+    FileSource,
+    HubSource,
+    PromptFormat,
+    ReasoningGymSource,
+    SourceConfig,
+)
 from interlace.data.files import file_rows, hub_rows
 from interlace.data.formatting import Write, format_prompt, render, to_prompts
 from interlace.data.procedural import procedural_rows
@@ -123,6 +131,7 @@ def load_prompts(
         heldout += loader.prompts(theirs, part, style, part.label)
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
+        _refuse_same_set(name, heldout)
         ours, theirs = _source_rows(source, style, has_completions=has_completions)
         heldout += loader.prompts(ours if source.starts is None else theirs, source, style, name)
     # Starts of one instruction have equal texts and differ in their states.
@@ -134,6 +143,17 @@ def load_prompts(
         raise UserError(f"no prompt is left to train on: {why} held out. Check the task's held-out prompts and limits.")
     _check_each_source(config, rest)
     return PromptSet(train=rest, heldout=tuple(heldout), dropped=dict(loader.dropped))
+
+
+def _refuse_same_set(name: str, heldout: Iterable[Prompt]) -> None:
+    """Raises UserError if other held-out prompts have the name of a set: an accuracy would be of both together."""
+    other = "" if name == OWN_SET else name
+    if any(prompt.source == other for prompt in heldout):
+        owner = f"source {name!r} of task.mixture" if other else f"task (its own are the set {OWN_SET!r})"
+        raise UserError(
+            f"task.heldout_sets.{name}: the {owner} holds out prompts too, and metrics of both would have one name. "
+            "Give the set another name."
+        )
 
 
 def _check_each_source(config: DataConfig, train: Iterable[Prompt]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from interlace.core.errors import UserError
+from interlace.data.tables import refuse_doubled
 
 
 def read_rows(data: Any, place: str = "data") -> Iterable[object]:
@@ -25,10 +26,12 @@ def read_rows(data: Any, place: str = "data") -> Iterable[object]:
         splits = ", ".join(f"{place}[{name!r}]" for name in data)
         raise UserError(f"{place} is a mapping of {names}: give one split of it, such as {splits}. {mixture}")
     if hasattr(data, "to_pylist"):  # pyarrow.Table
+        refuse_doubled(getattr(data, "column_names", ()), place)
         rows: Iterable[object] = data.to_pylist(maps_as_pydicts="strict")
     elif hasattr(data, "iter_rows"):  # polars.DataFrame
         rows = data.iter_rows(named=True)
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas.DataFrame
+        refuse_doubled([*data.columns], place)
         rows = data.astype(object).where(data.notna(), None).to_dict("records")
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
         rows = data

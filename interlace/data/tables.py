@@ -6,11 +6,11 @@ Each reader yields pairs: the row's number, and its columns. A mistake is a User
 import csv
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, first_line
 
 Numbered = Iterator[tuple[int, Mapping[str, Any]]]
 """Rows with their numbers: the line of a text file, else the place, counted from 1."""
@@ -18,7 +18,13 @@ Numbered = Iterator[tuple[int, Mapping[str, Any]]]
 
 def read_table(spec: str) -> Numbered:
     """Reads all rows of a file or saved folder. Raises UserError if it is missing, empty or not readable."""
-    path = Path(spec).expanduser()
+    try:
+        yield from _read_path(spec, Path(spec).expanduser())
+    except OSError as error:  # Arrow raises it for a damaged part of a file, too
+        raise UserError(f"data file {spec!r} cannot be read: {error.strerror or first_line(error)}.") from None
+
+
+def _read_path(spec: str, path: Path) -> Numbered:
     if not path.exists():
         raise UserError(f"data file {spec!r} does not exist (looked in {path.parent.resolve()}).")
     reader = _read_saved if path.is_dir() else READERS.get(path.suffix.lower())
@@ -30,6 +36,12 @@ def read_table(spec: str) -> Numbered:
         yield numbered
     if is_empty:
         raise UserError(f"data file {spec!r} is empty: it needs one row for each prompt.")
+
+
+def refuse_doubled(columns: Sequence[object], where: str) -> None:
+    """Raises UserError if two columns have one name, since a row would have only one of them."""
+    if doubled := [name for name in columns if columns.count(name) > 1]:
+        raise UserError(f"{where}: two columns have the name {doubled[0]!r}. Rename one.")
 
 
 def describe_type(value: object) -> str:
@@ -49,7 +61,11 @@ def _read_jsonl(path: Path) -> Numbered:
 
 
 def _read_json(path: Path) -> Numbered:
-    content = _parse_json(path.read_bytes(), str(path))
+    text = path.read_bytes()
+    if _is_json_lines(text):
+        yield from _read_jsonl(path)
+        return
+    content = _parse_json(text, str(path))
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         content = content["data"]
     if not isinstance(content, list):
@@ -58,6 +74,15 @@ def _read_json(path: Path) -> Numbered:
         if not isinstance(values, dict):
             raise UserError(f"{path}: item {number} is {describe_type(values)}; it must be a JSON object.")
         yield number, values
+
+
+def _is_json_lines(text: bytes) -> bool:
+    """Returns whether an object is on the first line and more lines follow, as Dataset.to_json() writes .json files."""
+    first, _, rest = text.lstrip().partition(b"\n")
+    try:
+        return bool(rest.strip()) and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _parse_json(text: bytes, origin: str) -> Any:
@@ -73,6 +98,9 @@ def _parse_json(text: bytes, origin: str) -> Any:
 
 def _read_csv(path: Path) -> Numbered:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    # The module's limit of a cell is 131072 letters, which a long document exceeds. It is raised for the whole process:
+    # another thread may read a file at the same time.
+    csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _csv_rows(path, csv.reader(file, delimiter=delimiter, strict=True))
@@ -92,8 +120,7 @@ def _refuse_encoding(origin: str, error: UnicodeDecodeError) -> str:
 def _csv_rows(path: Path, rows: Any) -> Numbered:
     """Yields the rows after the header. rows: a csv.reader."""
     header: list[str] = next(rows, [])
-    if doubled := [name for name in header if header.count(name) > 1]:
-        raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
+    refuse_doubled(header, f"{path}:1")
     if len(header) == 1 and (found := next((each for each in ";\t|," if each in header[0]), None)):
         raise UserError(
             f"{path}:1: the header {header[0]!r} is one column: its names seem to be separated by {found!r}. Separate "
@@ -115,11 +142,15 @@ def _read_parquet(path: Path) -> Numbered:
         table = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowException as error:
         raise UserError(f"{path} is not a Parquet file: {error}.") from None
+    refuse_doubled(table.schema_arrow.names, str(path))
     number = 0
-    for batch in table.iter_batches():
-        for values in batch.to_pylist(maps_as_pydicts="strict"):
-            number += 1
-            yield number, values
+    try:
+        for batch in table.iter_batches():
+            for values in batch.to_pylist(maps_as_pydicts="strict"):
+                number += 1
+                yield number, values
+    except (pyarrow.ArrowException, KeyError) as error:  # KeyError: of a map with a key twice
+        raise UserError(f"{path} cannot be read after row {number}: {first_line(error)}") from None
 
 
 def _read_saved(folder: Path) -> Numbered:
@@ -132,7 +163,11 @@ def _read_saved(folder: Path) -> Numbered:
             f"data file {str(folder)!r} is a folder, and not one that save_to_disk() of `datasets` wrote. Name a file: "
             f"{', '.join(READERS)}."
         )
-    dataset = import_datasets(str(folder)).load_from_disk(str(folder))
+    library = import_datasets(str(folder))
+    try:
+        dataset = library.load_from_disk(str(folder))
+    except (ValueError, KeyError, TypeError) as error:  # a damaged file of the folder
+        raise UserError(f"data set {str(folder)!r} cannot be read: {first_line(error)}") from None
     yield from enumerate(dataset, start=1)
 
 

@@ -23,6 +23,15 @@ def plain_row(values: Mapping[str, object], origin: str, omit: Sequence[str] = (
     return {name: _to_json(value, origin, name) for name, value in values.items() if name not in omit}
 
 
+def without_nulls(value: JSON) -> JSON:
+    """Removes null entries of mappings: Arrow gives all mappings of a column the keys of each, as nulls."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [without_nulls(inner) for inner in value]
+    return value
+
+
 def _to_json(value: object, origin: str, column: str) -> JSON:
     if value is None or isinstance(value, str | bool | int):
         return value

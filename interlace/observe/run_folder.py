@@ -261,5 +261,5 @@ def run_folder(spec: str, root: Path = ROOT) -> RunFolder:
 
 def find_run(spec: str, root: Path = ROOT) -> RunFolder | None:
     """Finds a run by its name or folder; None if it does not exist. root: folder of the runs."""
-    folders = (RunFolder(path=path) for path in (Path(spec), root / spec))
+    folders = (RunFolder(path=path) for path in (Path(spec).expanduser(), root / spec))
     return next((folder for folder in folders if folder.config.is_file()), None)

@@ -32,19 +32,21 @@ class RunLogs:
         for folder in (self._folder.samples, self._folder.path):
             sync_folder(folder)
 
-    def return_to(self, step: int, checkpoint: Path | None) -> list[str]:
+    def return_to(self, step: int, checkpoint: Path | None, *, has_samples: bool = True) -> list[str]:
         """Truncates metrics, evaluations and samples to a step; a resumed run writes the later steps again.
 
         Suggestions of `interlace advise` are deleted: the resumed run has other steps, and may have other settings.
         checkpoint: of the step; None before the first. Returns a sentence for each loss of data after the checkpoint
         was written. Lost lines of metrics and evaluations are restored from the checkpoint's copy; samples stay lost.
+        has_samples: False for a run on given rows, which writes none.
         """
         self._folder.advice.unlink(missing_ok=True)
         told = [sentence for path in self._logs if (sentence := _truncate(path, step, checkpoint))]
         found = {int(path.stem.removeprefix("step_")): path for path in self._folder.samples.glob("step_*.jsonl")}
         for number in [number for number in found if number > step]:
             found.pop(number).unlink()
-        lost = [number for number in range(1, step + 1) if number not in found or jsonl.is_torn(found[number])]
+        written = range(1, step + 1) if has_samples else ()
+        lost = [number for number in written if number not in found or jsonl.is_torn(found[number])]
         return (
             [*told, f"{self._folder.samples} has lost samples of {_format_steps(lost)}, which no step trains on again"]
             if lost

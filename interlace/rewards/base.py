@@ -17,7 +17,7 @@ from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_object
 from interlace.core.types import RewardResult
 from interlace.models.config import ModelConfig, by_path
-from interlace.rewards.results import TAKEN, Score, add_up, failure, to_result, verdict
+from interlace.rewards.results import TAKEN, Score, add_up, failure, own_total, to_result, verdict
 from interlace.rewards.shaping import TASK, ShapingConfig
 from interlace.rewards.signature import RewardCall, RewardTypeError, reward_call
 from interlace.rewards.signature import ScoreRequest as ScoreRequest  # noqa: PLC0414 - passed on
@@ -273,9 +273,12 @@ def _make_result(
 
 def _combine_values(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> RewardResult:
     if not reward.parts:
-        return to_result(values[0], config, has_own_total="solution_str" in reward.calls[0].required)
-    weighted = [(label_of(part), part.weight) for part in reward.parts]
-    return add_up([(*each, value) for each, value in zip(weighted, values, strict=True)], config)
+        return to_result(values[0], config, has_own_total=reward.calls[0].has_own_total)
+    weighted = [
+        (label_of(part), part.weight, own_total(value) if call.has_own_total else value)
+        for part, call, value in zip(reward.parts, reward.calls, values, strict=True)
+    ]
+    return add_up(weighted, config)
 
 
 def _find_refused(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> Sequence[RewardCall]:
@@ -284,7 +287,7 @@ def _find_refused(reward: LoadedReward, config: RewardConfig, values: Sequence[A
     for call, value in zip(reward.calls, values, strict=True):
         try:
             if value is not None:
-                to_result(value, config)
+                to_result(value, config, has_own_total=call.has_own_total)
         except Exception:  # noqa: BLE001 - of any type that a value of a user may raise
             found.append(call)
     return found or reward.calls

@@ -26,12 +26,24 @@ def name_of(function: object) -> str:
 def importable_name(value: object) -> str | None:
     """Returns package.module:name of a function or class if other processes find it by that; else None.
 
-    They do not find names of the main file.
+    They do not find names of the main file, nor of a module that was loaded from a file outside of sys.path.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module in (None, "__main__", "builtins") or not name:
         return None
-    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is value else None
+    is_there = getattr(sys.modules.get(str(module)), name, None) is value
+    return f"{module}:{name}" if is_there and _is_found_again(str(module)) else None
+
+
+def _is_found_again(name: str) -> bool:
+    """Returns whether an import in another process finds the file that a module of this process was loaded from."""
+    loaded, parent = getattr(sys.modules.get(name), "__spec__", None), name.rpartition(".")[0]
+    if loaded is None or (parent and not _is_found_again(parent)):
+        return False
+    path = getattr(sys.modules.get(parent), "__path__", None)
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    found = next((spec for find in finders if find and (spec := find(name, path, None))), None)
+    return found is not None and found.origin == loaded.origin
 
 
 def label_of_function(function: object) -> str:

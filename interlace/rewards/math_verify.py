@@ -17,6 +17,8 @@ RELATIVE_TOLERANCE = 1e-5
 
 _BASED = re.compile(r"(?<![\w.])(\d+)_\{?(\d{1,2})\}?(?!\d)")
 """A number with its base, such as 13_8: math-verify drops the base."""
+_CHOICE = re.compile(r"((?i:answer|option|choice)(?:\s+(?i:is))?:?[\s*]*)\(([A-J])\)")
+"""A choice in brackets, such as `the answer is (B)`: math-verify reads letters without brackets."""
 _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 """Text between two boxes that are parts of one answer."""
 
@@ -83,6 +85,7 @@ def _is_chosen(gold: str, response: str) -> bool:
     letter = re.sub(r"^\\text\{(.*)\}$", r"\1", gold.strip("$ ")).strip("(). ")
     if letter not in CHOICES:
         return False
+    response = _CHOICE.sub(r"\1\2", response)
     found = parse(response, [StringExtractionConfig(strings=CHOICES, lowercase=False)], parsing_timeout=None)
     return letter in found
 

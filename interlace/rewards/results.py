@@ -51,6 +51,11 @@ def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False
     if not isinstance(score, Mapping):
         return RewardResult(reward=_number(score))
     if has_own_total and "score" in score:
+        if others := [name for name in config.shaping.weights if name != "score"]:
+            raise UserError(
+                f"{RETURNED} verl's form, whose `score` is the reward, and shaping.weights weighs {others[0]!r}, which "
+                "is no part of it: remove the weight"
+            )
         notes = {whole(str(name)): _to_python_scalar(value) for name, value in score.items()}
         parts = {name: float(value) for name, value in notes.items() if isinstance(value, bool | int | float)}
         return RewardResult(reward=_number(score["score"]), parts=_check_parts(parts, config))
@@ -73,6 +78,11 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> 
         raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
     # Without rounding between the terms: 0.7 + 0.2 + 0.1 must reach reward.correct = 1.
     return RewardResult(reward=_number(math.fsum(parts.values())), parts=_check_parts(parts, config))
+
+
+def own_total(score: Any) -> Any:
+    """Returns the reward in the value of a function in verl's form: `score` of a mapping, another value as it is."""
+    return score["score"] if isinstance(score, Mapping) and "score" in score else score
 
 
 def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:

@@ -194,7 +194,7 @@ class _Work:
 def _make_request(sample: Sample, reward: LoadedReward) -> ScoreRequest:
     """Returns the inputs of a reward for a sample. Messages and tokens are copied only if the reward names them."""
     prompt = sample.prompt
-    needs_messages = reward.names("messages") or (CHAT in prompt.metadata and any(map(reward.names, MARKS_A_BATCH)))
+    needs_messages = reward.names("messages") or (prompt.is_chat and any(map(reward.names, MARKS_A_BATCH)))
     return ScoreRequest(
         prompt=prompt.text,
         response=sample.text,
@@ -203,12 +203,13 @@ def _make_request(sample: Sample, reward: LoadedReward) -> ScoreRequest:
         messages=_list_messages(prompt) if needs_messages else (),
         completion_ids=tuple(sample.sampled_ids.tolist()) if reward.names("completion_ids") else (),
         source=_source_of(prompt),
+        is_chat=prompt.is_chat,
     )
 
 
 def _list_messages(prompt: Prompt) -> tuple[Mapping[str, JSON], ...]:
     """Returns the messages of a prompt as its author wrote them; of plain text, one message of the user."""
-    chat = prompt.metadata.get(CHAT)
+    chat = prompt.metadata.get(CHAT) if prompt.is_chat else None  # a text may have another column of this name
     if isinstance(chat, list | tuple):
         return tuple(each for each in chat if isinstance(each, Mapping))
     written = tuple(to_mapping(message) for message in prompt.messages)

@@ -53,11 +53,8 @@ class ScoreRequest:
     """Tokens of the response; empty if the function does not name them."""
     source: str = ""
     """Name of the data set."""
-
-    @property
-    def is_chat(self) -> bool:
-        """Returns whether the author of the row wrote a chat."""
-        return CHAT in self.metadata
+    is_chat: bool = False
+    """True if the author of the row wrote a chat."""
 
     @property
     def columns(self) -> dict[str, JSON]:
@@ -95,6 +92,11 @@ class RewardCall:
 
     def _has_parameter(self, argument: str) -> bool:
         return argument in self.required or argument in self.optional
+
+    @property
+    def has_own_total(self) -> bool:
+        """Returns whether the function has verl's form: in a mapping that it returns, `score` is the reward."""
+        return self._has_parameter("solution_str")
 
     def missing(self, request: ScoreRequest) -> str | None:
         """Returns the first required argument that a row cannot provide; None if it provides all."""

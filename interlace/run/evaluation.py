@@ -9,9 +9,6 @@ from interlace.core.types import Metrics
 from interlace.observe.answers import EvaluationAnswer
 from interlace.run.estimates import Estimate
 
-OWN = "task"
-"""Name of the task's own held-out prompts, if there are other sets as well."""
-
 
 class Evaluation(Config):
     """Accuracy of the policy on held-out prompts. Part of a checkpoint, so that a resumed run has its first value."""

@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.data.config import OWN_SET
 from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.step_line import brief
 from interlace.robots.episodes.robot import INIT_STATE, SUCCESS, TASK
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import make_answered_sample
 from interlace.run.estimates import Estimate, estimate
-from interlace.run.evaluation import OWN, Evaluation
+from interlace.run.evaluation import Evaluation
 from interlace.run.films import choose_films
 from interlace.run.host import Hosted
 
@@ -76,8 +77,8 @@ class Evaluator:
         found = {}
         for name in dict.fromkeys(prompt.source for prompt in self._prompts):
             first, others = ([one for one in kind if one[0].prompt.source == name] for kind in (greedy, sampled))
-            found[name or OWN] = (self._find_share(first), self._find_share(others) if others else None)
-        return {} if set(found) <= {OWN} else found
+            found[name or OWN_SET] = (self._find_share(first), self._find_share(others) if others else None)
+        return {} if set(found) <= {OWN_SET} else found
 
     def _estimate_all(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, Mapping[str, Estimate]]:
         """Returns the estimates of all prompts, and of each held-out set and robot's task if there are several."""
@@ -98,7 +99,7 @@ class Evaluator:
     def _find_places(self) -> dict[str, list[int]]:
         """Returns the indices of the prompts of each estimate, by its name; all prompts are unnamed."""
         found: dict[str, list[int]] = {"": list(range(len(self._prompts)))}
-        sets = [prompt.source or OWN for prompt in self._prompts]
+        sets = [prompt.source or OWN_SET for prompt in self._prompts]
         tasks = [prompt.text if {TASK, INIT_STATE} <= prompt.metadata.keys() else "" for prompt in self._prompts]
         for names in (sets, tasks):
             own: dict[str, list[int]] = {}

@@ -60,7 +60,8 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
 
     Raises UserError before any model is loaded if the options cannot work.
     """
-    options = replace(options, dtype=full_type_name(options.dtype))
+    to = options.to if options.to.startswith(HUB) else str(Path(options.to).expanduser())
+    options = replace(options, to=to, dtype=full_type_name(options.dtype))
     checkpoint = choose_checkpoint(run, recipe.best, options.checkpoint)
     _check_options(run, recipe, options)
     with tempfile.TemporaryDirectory(dir=_find_parent(options.to)) as scratch:

@@ -95,7 +95,9 @@ class ProgramInputs:
             found["reward"] = reward_section(self.reward)
         rows: dict[Path, str] = {}
         if self.data is not None:
+            task = found.get("task")
             writer = TaskWriter(
+                omit=task.get("omit") if isinstance(task, Mapping) else (),
                 columns=dict(self.columns or {}),
                 heldout_size=self.heldout_size,
                 reward=found.get("reward"),
@@ -103,7 +105,7 @@ class ProgramInputs:
                 has_completions=has_completions,
             )
             section = {name: _to_plain(value) for name, value in writer.section(self.data).items()}
-            found["task"], rows = _join_task(section, found.get("task")), writer.rows
+            found["task"], rows = _join_task(section, task), writer.rows
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:
@@ -146,9 +148,12 @@ class Sections:
         """
         values: dict[str, Any] = dict(self.values)
         if base is not None:
-            values = dict(merge_sections(base.model_dump(mode="json"), self.values))
+            stored = base.model_dump(mode="json")
+            values = dict(merge_sections(stored, self.values))
             if is_offline(base):
                 values |= {"task": self.values["task"]} if "task" in self.values else {}
+            if _names_prompts(given := self.values.get("task")):
+                values["task"] = _keep_overrides(values["task"], stored["task"], changed, given)
             adapt_to_rows(values, [*self.values, *changed])
         else:
             samples = 1 if trains_on_rows(None, values) else SAMPLES_PER_PROMPT
@@ -166,13 +171,47 @@ class Sections:
         return recipe
 
 
-def trains_on_rows(recipe: str | Path | Recipe | None, settings: Mapping[str, object]) -> bool:
-    """Returns whether a run trains on given completions, by the algorithm of its settings or of its recipe."""
+def _names_prompts(task: object) -> bool:
+    """Returns whether a given section `task` has prompts of its own, and not only changes of the recipe's."""
+    return isinstance(task, str | list) or (isinstance(task, Mapping) and any(name in SOURCE_KINDS for name in task))
+
+
+def _keep_overrides(task: object, stored: Mapping[str, Any], changed: Sequence[str], given: object) -> object:
+    """Returns the section `task` of other prompts with the values that overrides set in the recipe's section.
+
+    stored: the recipe's section, with the overrides. changed: their keys. Raises UserError for one that names prompts.
+    """
+    expanded = {"mixture": task} if isinstance(task, list) else SHORT["task"](task) if isinstance(task, str) else task
+    found: dict[str, Any] = dict(expanded) if isinstance(expanded, Mapping) else {}
+    for key in changed:
+        section, *names = key.split(".")
+        if section != "task":
+            continue
+        if not names or names[0] in SOURCE_KINDS:
+            raise UserError(
+                f"the override {key} and {'data' if isinstance(given, Mapping) else 'task'} are both given, and each "
+                "names the prompts. Remove one; `columns` and `heldout_size` are arguments beside data."
+            )
+        source, target = stored, found
+        for name in names[:-1]:
+            target[name] = dict(target.get(name) or {})
+            source, target = source[name], target[name]
+        target[names[-1]] = source[names[-1]]
+    return found
+
+
+def trains_on_rows(
+    recipe: str | Path | Recipe | None, settings: Mapping[str, object], overrides: Sequence[str] = ()
+) -> bool:
+    """Returns whether a run trains on given completions, by the algorithm of its settings or of its recipe.
+
+    overrides: changes of the recipe.
+    """
     chosen = settings.get("algorithm")
     if (chosen is None or _name_of(chosen) is None) and recipe is not None:
         if isinstance(recipe, Recipe):
             return is_offline(recipe)
-        return is_offline(load_recipe(str(recipe), list_required_numbers(settings)))
+        return is_offline(load_recipe(str(recipe), (*list_required_numbers(settings), *overrides)))
     return _name_of(chosen) in objective_names()
 
 
@@ -202,13 +241,15 @@ def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _to_plain(value: object) -> object:
-    """Returns a setting as a recipe has it: classes and functions that can be imported by their names."""
+    """Returns a setting as a recipe has it: paths as text, and classes and functions that can be imported by name."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {name: _to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
     if inspect.isclass(value) or inspect.isfunction(value):
         return importable_name(value) or value
     return value

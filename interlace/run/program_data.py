@@ -30,6 +30,8 @@ class TaskWriter:
     """Folder of the runs."""
     has_completions: bool
     """True if the run trains on given completions."""
+    omit: object = ()
+    """Columns of a single source that are not read, such as pictures."""
     rows: dict[Path, str] = field(default_factory=dict)
     """Files of the rows that were written, with the expression of each in an error, such as data['math']."""
 
@@ -41,7 +43,7 @@ class TaskWriter:
         of a source in a recipe. Raises UserError.
         """
         if not _is_mixture(data):
-            return self._source(data, self.columns, self.reward)
+            return self._source(data, self.columns, self.reward, self.omit)
         if self.columns:
             raise UserError(
                 "columns are given for a mixture, and each of its sources has its own: data={NAME: "
@@ -72,10 +74,13 @@ class TaskWriter:
         found: dict[str, object] = {"name": name, WEIGHT: weight}
         if reward is not None:
             found["reward"] = reward_section(reward)
-        source = self._source(part.pop(SOURCE), columns, found.get("reward", self.reward), name)
+        reward = found.get("reward", self.reward)
+        source = self._source(part.pop(SOURCE), columns, reward, part.get("omit"), name)
         return {**part, **source, **found}
 
-    def _source(self, data: object, columns: ColumnMap, reward: object, name: str = "") -> dict[str, object]:
+    def _source(
+        self, data: object, columns: ColumnMap, reward: object, omit: object, name: str = ""
+    ) -> dict[str, object]:
         """Returns the section of one source. name: of the source in a mixture."""
         place = f"data[{name!r}]" if name else "data"
         if isinstance(data, str | Path):
@@ -91,6 +96,7 @@ class TaskWriter:
                 self.root,
                 place,
                 name=name or DATA_FOLDER,
+                omit=omit if isinstance(omit, list | tuple) else (),  # the check of the recipe refuses another type
                 has_completions=self.has_completions,
             )
             self.rows[path] = place

@@ -22,8 +22,8 @@ def reward_section(reward: object) -> object:
     if isinstance(reward, str):
         return reward
     if isinstance(reward, Mapping):
-        if "name" not in reward and reward.get("parts"):
-            return {"name": SUM, **reward}
+        if isinstance(parts := reward.get("parts"), list | tuple) and parts:
+            return {"name": SUM, **reward, "parts": _list_parts(parts)}
         name = reward.get("name", "exact")
         return (
             dict(reward)
@@ -52,19 +52,17 @@ def _describe_function(function: object) -> dict[str, Any]:
 
 
 def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
-    """Returns the parts of a reward given as a list of names, functions, and pairs with a weight."""
+    """Returns the parts of a reward given as a list: names, functions, mappings of a part, and pairs with a weight."""
     found: list[dict[str, object]] = []
     labels: set[str] = set()
     for each in rewards:
         reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
-        if isinstance(reward, Mapping):
-            found.append(dict(reward))
-            continue
-        if isinstance(reward, str):
-            found.append({"name": reward, "weight": weight})
-            continue
-        label = label_of_function(reward)
-        label = label if label not in labels else f"{label}_{len(found) + 1}"
-        labels.add(label)
-        found.append({"name": _describe_function(reward)["name"], "weight": weight, "label": label})
+        given = reward.model_dump(mode="json", exclude_unset=True) if isinstance(reward, Config) else reward
+        part = {"weight": weight, **(given if isinstance(given, Mapping) else {"name": given})}
+        if (function := part.get("name")) is not None and not isinstance(function, str):
+            label = label_of_function(function)
+            label = label if label not in labels else f"{label}_{len(found) + 1}"
+            labels.add(label)
+            part = {"label": label, **part, "name": _describe_function(function)["name"]}
+        found.append(part)
     return found

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
 from interlace.data.columns import CHOSEN, REJECTED
@@ -22,8 +24,8 @@ DATA_FOLDER = "data"
 PROMPTS = ("prompt", "messages")
 """Columns that contain a prompt."""
 ColumnMap: TypeAlias = Mapping[str, str | None]
-"""Column that a run reads -> column of the data, with dots between the keys of a nested column; None: `answer` or
-`tools` is not read."""
+"""Column that a run reads -> column of the data, with dots between the keys of a nested column and the numbers of items
+of a list; None: `answer` or `tools` is not read."""
 
 
 def write_rows(
@@ -34,6 +36,7 @@ def write_rows(
     place: str = DATA_FOLDER,
     *,
     name: str = DATA_FOLDER,
+    omit: Sequence[str] = (),
     has_completions: bool = False,
 ) -> Path:
     """Writes rows as JSON Lines into a folder whose name is a hash of the rows. Returns the path of the file.
@@ -41,13 +44,15 @@ def write_rows(
     rows: as for read_rows(). calls: the reward's calls, whose columns are used.
     place: expression of the rows in an error, which names a row as data[N].
     name: of the file, and so of the data set for rewards that read verl's `data_source`.
+    omit: columns that are not written, such as pictures.
     has_completions: the run trains on given completions, so rows of SFT and DPO are accepted.
     Raises UserError.
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
     refuse = None if has_completions else named
     lines = [
-        _format_line(row, columns, refuse, f"{place}[{number}]") for number, row in enumerate(read_rows(rows, place))
+        _format_line(row, columns, refuse, f"{place}[{number}]", omit)
+        for number, row in enumerate(read_rows(rows, place))
     ]
     if not lines:
         raise UserError(f"{place} is empty: give one row for each prompt.")
@@ -88,7 +93,7 @@ def _name_row(place: str, line: re.Match[str]) -> str:
     return f"{place}[{int(line[1] or line[2]) - 1}]"
 
 
-def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str) -> str:
+def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, place: str, omit: Sequence[str]) -> str:
     """Returns a row as a line. named: columns of the reward; None allows rows of other objectives."""
     if not isinstance(row, Mapping):
         raise UserError(
@@ -110,15 +115,19 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
     # The check of the recipe refuses an empty answer if the reward names one.
     reads_answer = columns.get("answer", "answer") is not None
     filled = {**values, "answer": values.get("answer", "")} if reads_answer else values
-    return json.dumps(plain_row(filled, place)) + "\n"
+    return json.dumps(plain_row(filled, place, omit)) + "\n"
 
 
 def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:
-    """Returns the value of a column, or of a key in a nested column."""
+    """Returns the value of a column, or of a key in a nested column; an item of a list by its number."""
     if source in values:
         return values[source]
     found: Any = values
     for key in source.split("."):
+        found = found.tolist() if isinstance(found, np.ndarray) else found
+        if isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+            continue
         if not isinstance(found, Mapping) or key not in found:
             names = list(found) if isinstance(found, Mapping) else list(values)
             raise UserError(
@@ -130,12 +139,12 @@ def _read_nested(values: Mapping[str, object], source: str, place: str) -> objec
 
 
 def _refuse_finished_chat(values: Mapping[str, object], place: str) -> None:
-    for name in PROMPTS:
-        chat = values.get(name)
-        last = chat[-1] if isinstance(chat, list | tuple) and chat else None
-        if isinstance(last, Mapping) and last.get("role") == "assistant":
-            raise UserError(
-                f"{place}: the chat in column {name!r} ends with a message of the assistant, which a run of "
-                "reinforcement learning lets the model write. Leave the message out; to imitate it use the recipe "
-                "'sft' (interlace train sft)."
-            )
+    name = next(name for name in PROMPTS if name in values)  # beside a prompt, `messages` is another column
+    chat = values[name]
+    last = chat[-1] if isinstance(chat, list | tuple) and chat else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant":
+        raise UserError(
+            f"{place}: the chat in column {name!r} ends with a message of the assistant, which a run of "
+            "reinforcement learning lets the model write. Leave the message out; to imitate it use the recipe "
+            "'sft' (interlace train sft)."
+        )

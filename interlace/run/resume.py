@@ -64,19 +64,21 @@ def find_resumed_start(
     memory: MemoryCheckpoints,
     progress: ProgressView,
     settings: Mapping[str, JSON],
+    *,
+    has_samples: bool,
 ) -> RunStart:
     """Truncates a run's logs to its newest complete checkpoint and starts there; from step 0 if there is none.
 
     memory: checkpoints of this command in shared memory, of which a newer one is used. settings: the settings of the
-    resumed run, with secrets masked. Damaged checkpoints are set aside, and `progress`
-    shows them and the changed settings. Raises UserError if all are damaged, if the newest complete one belongs to
-    another run, model or step, or if a changed setting would make the resumed run another run.
+    resumed run, with secrets masked. has_samples: whether its steps write samples. Damaged checkpoints are set aside,
+    and `progress` shows them and the changed settings. Raises UserError if all are damaged, if the newest complete one
+    belongs to another run, model or step, or if a changed setting would make the resumed run another run.
     """
     newest = memory.find_newer(checkpoints) or _newest_whole(folder, checkpoints, progress)
     for change in check_changed_settings(newest, settings, program_names=GIVEN) if newest else ():
         progress.say(f"changed since {newest}: {change}")
     start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)
-    for lost in RunLogs(folder).return_to(start.done_steps, newest):
+    for lost in RunLogs(folder).return_to(start.done_steps, newest, has_samples=has_samples):
         progress.say(lost)
     if newest:
         progress.say(f"resuming after step {start.done_steps} from {newest}")

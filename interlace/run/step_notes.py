@@ -6,6 +6,8 @@ from interlace.flows.steps import StepResult
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.step_line import brief
+from interlace.rewards.results import ACCURACY
+from interlace.rewards.shaping import TASK
 from interlace.run.failed_updates import IN_A_ROW
 from interlace.run.recipe.config import Recipe
 
@@ -25,6 +27,7 @@ class StepNotes:
         self._has_scored = self._has_scored or any(entry.sample.reward is not None for entry in result.ended)
         self._say_lost_minibatches(result)
         self._say_idle_weights(result)
+        self._say_unreached_verdict(result)
         if is_unchanged:
             self._say_unchanged_weights(result)
 
@@ -68,6 +71,21 @@ class StepNotes:
             self._progress.say(
                 f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
                 f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"
+            )
+
+    def _say_unreached_verdict(self, result: StepResult) -> None:
+        """Reports numbers of an own function up to 1 if held-out answers count as right from a larger number on."""
+        reward = self._recipe.reward
+        scored = [entry.sample for entry in result.ended if entry.sample.reward is not None]
+        if reward is None or ":" not in reward.name or any(ACCURACY in sample.reward_parts for sample in scored):
+            return
+        most = max((sample.reward_parts.get(TASK, sample.reward or 0.0) for sample in scored), default=0.0)
+        if 0 < most <= 1 < reward.correct:
+            self.say_once(
+                "verdict",
+                f"step {result.step}: the largest reward is {most:g}, and a held-out answer counts as right from "
+                f"reward.correct={reward.correct:g} on, so that the accuracy is 0. Set reward.correct to the reward of "
+                "a right answer, such as 1",
             )
 
     def _say_unchanged_weights(self, result: StepResult) -> None:

@@ -86,7 +86,10 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
     while True:
         checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
         settings, _ = mask_secrets(recipe.model_dump(mode="json"))
-        start = find_resumed_start(folder, checkpoints, memory, progress, settings) if resume else RunStart()
+        start = RunStart()
+        if resume:
+            samples = not is_offline(recipe)
+            start = find_resumed_start(folder, checkpoints, memory, progress, settings, has_samples=samples)
         job = replace(first, recipe=recipe, start=start)
         session: RunProcess = (
             OfflineSession(job, checkpoints, identity, settings)

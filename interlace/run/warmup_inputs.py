@@ -1,8 +1,13 @@
 """Local files that a warm-up reads: their list, and a text that changes with their content."""
 
+import contextlib
 import hashlib
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
+from interlace.core.plugins import load_object
 from interlace.run.recipe.config import Recipe
 
 MAX_HASHED_BYTES = 64 << 20
@@ -11,12 +16,21 @@ a model, is identified by its size and modification time, so that a run does not
 
 
 def list_warmup_inputs(recipe: Recipe) -> list[Path]:
-    """Returns the existing files and folders with the model, the tokenizer and the rows of a recipe's warm-up."""
+    """Returns the existing files and folders of a recipe's warm-up: model, tokenizer, rows, and the user's classes."""
     task = recipe.task
     files = [part.files for part in (task, *task.mixture, *task.heldout_sets.values()) if part.files is not None]
     rows = [path for source in files for path in (source.train, source.heldout)]
     paths = [Path(path).expanduser() for path in (recipe.model.path, recipe.model.tokenizer, *rows) if path is not None]
-    return [path for path in paths if path.exists()]
+    return [path for path in (*paths, *_list_own_modules(recipe)) if path.exists()]
+
+
+def _list_own_modules(recipe: Recipe) -> Iterator[Path]:
+    """Yields the files of the user's classes that write the examples, and the prompts that these answer."""
+    style = recipe.warmup.demonstrations.style if recipe.warmup else ""
+    for name in (style, recipe.episode.name):
+        if ":" in name:
+            with contextlib.suppress(OSError, TypeError):  # an object of a notebook, or no class
+                yield Path(inspect.getfile(cast(type, load_object("class", name))))
 
 
 def describe_content(path: Path) -> str:

@@ -147,6 +147,17 @@ def test_a_run_does_things(tmp_path: Path) -> None:
     assert interlace.load_run("mine", folder=tmp_path).checkpoint == again.checkpoint
 
 
+def test_a_tilde_is_the_home_folder_as_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    run = interlace.train(model="tiny:micro", data=ROWS, reward=size, folder="~/runs", quiet=True, **TINY)
+    assert run.folder == tmp_path / "home" / "runs" / "run"
+    assert run.save("~/saved").parent == Path(run.export("~/exported")).parent == tmp_path / "home"
+    assert interlace.load_run("run", folder="~/runs").folder == interlace.load_run("~/runs/run").folder == run.folder
+    assert load_recipe("~/runs/run/config.yaml") == run.recipe
+    assert not (tmp_path / "~").exists()
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
 def test_a_step_whose_callback_raises_is_saved(tmp_path: Path, algorithm: str) -> None:
     def broken(step: interlace.StepInfo) -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import interlace
 from interlace.core.errors import UserError
 from interlace.core.types import Sample
 from interlace.models.tiny import build_tiny
+from interlace.observe.progress import PlainProgress
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.report.page import write_report
 from interlace.observe.report.panels import build_panels
@@ -43,14 +45,19 @@ def heldout(root: Path, name: str, metric: str) -> list[float]:
     return RunData.read(RunFolder(path=root / name)).values(f"eval/{metric}")
 
 
-def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(tmp_path: Path) -> None:
+def test_sft_lowers_the_loss_of_heldout_rows_and_resumes_exactly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = small("checkpoint_every=2", "minibatches=2")
     run_recipe("sft", tmp_path, "whole", settings)
     before, after = heldout(tmp_path, "whole", "loss")
     assert after < before
     stopped = run_recipe("sft", tmp_path, "halves", settings, stop_after=3)
     assert stopped.done_steps == 3
-    run_recipe("sft", tmp_path, "halves", settings, resume=True)
+    capsys.readouterr()
+    run_recipe("sft", tmp_path, "halves", settings, resume=True, progress=PlainProgress(Console(), 6))
+    shown = capsys.readouterr().out
+    assert "resuming after step 3" in shown and "lost samples" not in shown, "steps on given rows write no samples"
     assert equal_weights(final_weights(tmp_path, "whole"), final_weights(tmp_path, "halves"))
     assert metrics(tmp_path, "whole")[3:] == metrics(tmp_path, "halves")[3:]
 
@@ -207,6 +214,11 @@ def test_conversations_are_imitated_in_the_words_of_the_assistant(tmp_path: Path
         ("dpo", {"prompt": "1", "chosen": "2", "rejected": "2"}, "are equal"),
         ("sft", {"prompt": "1", "answer": "2"}, "has no column `completion`"),
         ("sft", {"messages": [{"role": "user", "content": "1"}]}, "the chat ends with a message of the user"),
+        (
+            "sft",
+            {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2", "weight": 0}]},
+            "have the weight 0, and all messages of the assistant",
+        ),
         ("sft", {"chosen": "1 2", "rejected": "1 3"}, "it is a row for dpo"),
         ("reward-model", {"prompt": "1", "chosen": "2"}, "has no column `rejected`"),
         ("reward-model", {"prompt": "1", "chosen": "2", "rejected": "3", "margin": "x"}, "a margin is a number"),
@@ -218,6 +230,41 @@ def test_rows_of_another_kind_are_refused_with_the_recipe_to_use(
     changes = [f"task={rows(tmp_path, row)}"]
     with pytest.raises(UserError, match=message):
         check_recipe(load_recipe(recipe, changes))
+
+
+def test_a_call_of_an_arrow_table_has_its_own_arguments_alone(tmp_path: Path) -> None:
+    """Arrow gives each call the arguments of all calls of the column, as nulls, which a model would learn to write."""
+    datasets = pytest.importorskip("datasets")
+
+    def chat(name: str, **arguments: str) -> list[dict[str, object]]:
+        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+        return [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+
+    rows = [{"messages": chat("weather", city="Rome")}, {"messages": chat("search", query="Rome")}]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "calls.parquet")
+    loaded = load_recipe("sft", [f"task={tmp_path / 'calls.parquet'}", "model=tiny:micro-chat"])
+    tokenizer = build_tiny("micro-chat", 0)[1]
+    texts = [tokenizer.decode(sample.token_ids) for sample in encode_rows(loaded, recipe_prompts(loaded).train)]
+    assert '"arguments": {"city": "Rome"}' in texts[0] and '"arguments": {"query": "Rome"}' in texts[1]
+
+
+@pytest.mark.parametrize("form", ["list", "text", "other column", "left out"])
+def test_completions_are_written_with_the_tools_of_their_prompt(tmp_path: Path, form: str) -> None:
+    model, tokenizer = build_tiny("micro-chat", 0)
+    user = "{%- if message.role == 'user' and tools %}{{ tools | length }} tools: {% endif %}"
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("{%- for call in", f"{user}{{%- for call in")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    chat = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
+    name = "functions" if form == "other column" else "tools"
+    path = rows(tmp_path, {"messages": chat, name: json.dumps(tools) if form == "text" else tools})
+    column = {"other column": "task.columns.tools=functions", "left out": "task.columns.tools=null"}.get(form)
+    changes = [f"task={path}", f"model={tmp_path / 'model'}", *([column] if column else [])]
+    loaded = load_recipe("sft", changes)
+    [sample] = encode_rows(loaded, recipe_prompts(loaded).train)
+    whole = tokenizer.decode([*sample.prompt.token_ids, *sample.token_ids])
+    assert whole.count("1 tools: ") == (0 if form == "left out" else 2)
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "reward-model"])

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -67,7 +68,7 @@ def test_all_combinations_in_one_table_and_resumption(tmp_path: Path) -> None:
         if path.is_file():
             path.unlink()
     found = interlace.sweep(
-        "sft", {"optimizer.lr": ["1e-5", "1e-2"], "seed": [0, 1, 2]}, settings(tmp_path), name="grid", resume=True,
+        "sft", {"optimizer.lr": ["1e-5", "1e-2"], "seed": np.arange(3)}, settings(tmp_path), name="grid", resume=True,
         quiet=True,
     )  # fmt: skip
     assert len(found.rows) == 6 and not found.failed and all(row["steps"] == 2 for row in found.rows)

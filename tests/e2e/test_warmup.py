@@ -88,6 +88,16 @@ def test_an_edited_data_file_and_a_replaced_model_have_a_warm_up_of_their_own(tm
     assert find_warmup(run, recipe) == first, "the run records the warm-up that it started from"
 
 
+def test_an_edited_writer_of_examples_has_a_warm_up_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "own_examples.py"
+    file.write_text("from interlace.data.demonstrations.answer import Demonstrator\n\n\nclass Own(Demonstrator): ...\n")
+    recipe = load_recipe("quickstart", ["warmup.demonstrations.style=own_examples:Own"])
+    first = warmup_folder(recipe)
+    file.write_text(file.read_text() + "# edited\n")
+    assert warmup_folder(recipe) != first
+
+
 def test_reward_and_algorithm_of_a_source_do_not_change_the_warm_up(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n", encoding="utf-8")

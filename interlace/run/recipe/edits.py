@@ -82,7 +82,7 @@ def list_edits(given: GivenRecipe, folder: RunFolder) -> list[str]:
     )
     if not all(map(may_change, keys)):
         raise UserError(_describe_edits(given, started, folder, before, after, keys))
-    return [f"{key}={json.dumps(values[key])}" for key in keys if key in values]
+    return [f"{key}={json.dumps(values[key], ensure_ascii=False)}" for key in keys if key in values]
 
 
 def _read_started(folder: RunFolder) -> GivenRecipe | None:

@@ -25,6 +25,8 @@ recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
 FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
 LISTS: Mapping[str, str] = {"task": "mixture", "reward": "parts"}
 """Sections that may be written as a list, each with the key of the list."""
+_OF_COLUMNS = ("template", "replace", "join")
+"""Keys of a task's format that write the columns of its rows."""
 KEPT = ("model", "cluster")
 """Sections in which a single word changes one key and keeps the others; a new algorithm resets all settings."""
 
@@ -118,7 +120,7 @@ def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) ->
     """Returns the sections of a recipe with changes.
 
     A section with a new name drops all settings of the old one, and a new source of prompts all but their format, whose
-    template stays if it names no column but `prompt`.
+    template and replacements stay if the template names no column but `prompt`.
     """
     found = dict(base)
     for name, value in changes.items():
@@ -137,7 +139,10 @@ def merge_sections(base: Mapping[str, object], changes: Mapping[str, object]) ->
 
 
 def _keep_format(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the format of a task for another source, without a template that names columns of the old one."""
+    """Returns the format of a task for another source.
+
+    A template that names columns of the old one leaves, and with it the changes of the values of these columns.
+    """
     style = task.get("format")
     if not isinstance(style, Mapping):
         return {}
@@ -146,7 +151,7 @@ def _keep_format(task: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:  # reported by the check of the recipe
         columns = set()
     is_of_rows = bool(columns - {None, "prompt"})
-    return {"format": {name: value for name, value in style.items() if not (is_of_rows and name == "template")}}
+    return {"format": {name: value for name, value in style.items() if not (is_of_rows and name in _OF_COLUMNS)}}
 
 
 def _names_source(task: Mapping[str, object]) -> bool:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -11,9 +10,10 @@ import numpy as np
 
 from interlace.algorithms.base import RowKind
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, Messages, ToolSpec, as_message, as_tool
+from interlace.core.messages import Message, Messages
 from interlace.core.random import keyed_random
-from interlace.core.types import JSON, Prompt, Sample
+from interlace.core.types import Prompt, Sample
+from interlace.data.chat import read_message
 from interlace.data.columns import CHAT, CHOSEN, COMPLETION, REJECTED
 from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
@@ -113,7 +113,7 @@ class RowEncoder:
         """Returns the tokens of a completion, and a mask of those that the assistant writes."""
         if self.renderer is not None:
             messages = (Message(role="assistant", content=completion),) if isinstance(completion, str) else completion
-            writer = ExampleWriter(self.renderer, _tools_of)
+            writer = ExampleWriter(self.renderer, lambda prompt: tuple(prompt.tools))
             return writer.write(prompt, messages)
         if not isinstance(completion, str):
             raise UserError(
@@ -136,7 +136,13 @@ class RowEncoder:
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
             raise UserError(f"{_name_row(prompt)}: column {column!r} is {given!r:.40}; it must be text or messages.")
         place = f"{_name_row(prompt)}: column {column!r}, message"
-        messages = tuple(as_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
+        answers = [item for item in given if isinstance(item, Mapping) and item.get("role") == "assistant"]
+        if any(item.get("weight") == 0 for item in answers):
+            raise UserError(
+                f"{place}s have the weight 0, and all messages of the assistant after the prompt are trained on. Put "
+                "those that are only read into the column `prompt`, and leave `weight` out."
+            )
+        messages = tuple(read_message(item, f"{place} {number}") for number, item in enumerate(given, start=1))
         if messages[0].role != "assistant" or messages[-1].role != "assistant":
             raise UserError(
                 f"{place}s of {', '.join(message.role for message in messages)}: a completion begins and ends with a "
@@ -203,14 +209,6 @@ def make_wrong_answer(text: str, rng: Random) -> str:
     else:
         letters.append("0")
     return "".join(letters)
-
-
-def _tools_of(prompt: Prompt) -> tuple[ToolSpec, ...]:
-    tools: JSON = prompt.metadata.get("tools")
-    if not isinstance(tools, Sequence) or isinstance(tools, str):
-        return ()
-    read = partial(as_tool, where=f"{_name_row(prompt)}, tool")
-    return tuple(read(tool) for tool in tools)
 
 
 def _name_row(prompt: Prompt) -> str:

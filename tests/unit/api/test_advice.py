@@ -22,6 +22,7 @@ from interlace.core.errors import UserError
         ("Name the run, or leave --checkpoint out.", "Name the run, or leave checkpoint=... out."),
         ("--devices two: write a number", "devices=two: write a number"),
         ("lower task.files.heldout_size", "lower heldout_size"),
+        ("out: task.omit=[picture].", """out: task={"omit": ['picture']}."""),
         ("a - b -- c", "a - b -- c"),
         ("More: interlace presets --explain beta", "More: interlace presets --explain beta"),
     ],

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import interlace
 from interlace.api.run import TrainedRun
-from interlace.api.sweep import sweep
+from interlace.api.sweep import _format_value, sweep
 from interlace.core.errors import UserError
+from interlace.core.yaml_text import parse_yaml
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import write_settings
 from interlace.run.recipe.load import load_recipe
@@ -64,3 +66,13 @@ def test_prompts_that_are_no_text_and_no_list_are_refused(tmp_path: Path, prompt
 def test_settings_of_a_sweep_without_lists_are_refused(settings: Any) -> None:
     with pytest.raises(UserError, match=r"settings.* Give a (list|mapping)"):
         sweep("sft", settings)
+
+
+@pytest.mark.parametrize("value", ["Think 😀.", "a # b", np.float64(1e-5), [1, "b: c"], None, True])
+def test_a_value_of_a_sweep_is_the_same_in_its_recipe(value: Any) -> None:
+    assert parse_yaml(_format_value(value)) == value
+
+
+def test_a_value_of_a_sweep_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(UserError, match="is a type, and a value of a sweep is text"):
+        sweep("sft", {"algorithm": ["sft", object]})  # type: ignore[list-item]  # a mistake

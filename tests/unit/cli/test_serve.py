@@ -42,6 +42,11 @@ def test_a_checkpoint_is_chosen(tmp_path: Path) -> None:
     assert served(str(other)) == other
 
 
+@pytest.mark.parametrize("name", ["run #3", "a: b", "12", "größe 😀"])
+def test_the_name_of_a_model_is_text_and_not_yaml(name: str) -> None:
+    assert make_served_recipe(name, []).model.path == name
+
+
 def test_mistakes(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for spec, checkpoint, message in (

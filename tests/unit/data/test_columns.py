@@ -57,6 +57,14 @@ def test_a_row_needs_no_answer_if_the_map_says_so() -> None:
     assert row({"prompt": "hi"}, {"answer": None}).answer == ""
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_the_thoughts_of_a_message_are_read_by_each_of_their_names(name: str) -> None:
+    thoughts = {"reasoning": None, "reasoning_content": None, "thinking": None, name: "7 is odd"}
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "odd", **thoughts}]
+    found = row({"messages": [*chat, {"role": "user", "content": "8?"}]}, {"answer": None})
+    assert found.messages[1].reasoning == "7 is odd"
+
+
 @pytest.mark.parametrize(
     ("values", "recipe"),
     [

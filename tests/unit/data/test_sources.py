@@ -54,6 +54,21 @@ def test_a_source_of_which_every_prompt_is_held_out_is_refused(
         load(tokenizer, data)
 
 
+def test_a_held_out_set_with_the_name_of_other_held_out_prompts_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Their accuracies would be one, of the prompts of both."""
+    first, second = file(tmp_path, "a.jsonl", "a", "b", "c"), file(tmp_path, "b.jsonl", "d")
+    single = {"files": {"train": first, "heldout_size": 1}, "heldout_sets": {"task": second}}
+    with pytest.raises(UserError, match=r"task.heldout_sets.task: the task \(its own are the set 'task'\) holds out"):
+        load(tokenizer, single)
+    source = {"name": "a", "files": {"train": first, "heldout_size": 1}}
+    with pytest.raises(UserError, match=r"task.heldout_sets.a: the source 'a' of task.mixture holds out prompts too"):
+        load(tokenizer, {"mixture": [source], "heldout_sets": {"a": second}})
+    whole = {"mixture": [{**source, "files": {"train": first}}], "heldout_sets": {"a": second, "task": second}}
+    assert sorted(prompt.source for prompt in load(tokenizer, whole).heldout) == ["a", "task"]
+
+
 def test_prompts_that_are_too_long_are_refused_or_dropped_and_counted(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:

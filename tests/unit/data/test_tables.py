@@ -27,6 +27,19 @@ def test_json_csv_and_tsv(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.tsv") == ROWS[:1]
 
 
+def test_a_cell_of_a_csv_file_may_be_a_long_document(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n")
+    assert rows(tmp_path / "a.csv") == [{"prompt": "x" * 200_000, "answer": "1"}]
+
+
+def test_a_json_file_may_have_a_row_on_each_line(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(ROWS).to_json(tmp_path / "a.json")
+    assert rows(tmp_path / "a.json") == ROWS
+    (tmp_path / "b.json").write_text(json.dumps({"data": ROWS}, indent=1))
+    assert rows(tmp_path / "b.json") == ROWS
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -44,6 +57,39 @@ def test_mistakes_are_named(tmp_path: Path, name: str, text: str, sentence: str)
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
         rows(tmp_path / name)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A row would have the last one alone, so that a run trained on another prompt."""
+    pyarrow, pandas = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    from pyarrow import parquet
+
+    names, cells = ["prompt", "prompt"], ["1+1", "2+2"]
+    table = pyarrow.Table.from_arrays([pyarrow.array([cell]) for cell in cells], names=names)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a.parquet: two columns have the name 'prompt'"):
+        rows(tmp_path / "a.parquet")
+    for data in (table, pandas.DataFrame([cells], columns=names)):
+        with pytest.raises(UserError, match=r"^data: two columns have the name 'prompt'"):
+            read_rows(data)
+
+
+def test_a_damaged_file_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    pyarrow, datasets = pytest.importorskip("pyarrow"), pytest.importorskip("datasets")
+    from pyarrow import parquet
+
+    texts = [f"{number} and {number}" for number in range(1000)]
+    parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "page.parquet", compression="zstd")
+    content = bytearray((tmp_path / "page.parquet").read_bytes())
+    content[40:400] = bytes(360)
+    (tmp_path / "page.parquet").write_bytes(content)
+    doubled = pyarrow.array([[("k", "1"), ("k", "2")]], pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    parquet.write_table(pyarrow.table({"prompt": ["a"], "m": doubled}), tmp_path / "map.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    next((tmp_path / "saved").glob("*.arrow")).write_bytes(b"--")
+    for name in ("page.parquet", "map.parquet", "saved", "x" * 300 + ".jsonl"):
+        with pytest.raises(UserError, match="cannot be read"):
+            rows(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
@@ -100,6 +146,20 @@ def test_a_data_set_of_the_hub_is_read_up_to_its_limit(tmp_path: Path, monkeypat
         assert list(read_hub(source, "heldout")) == []
     with pytest.raises(UserError, match=r"split 'tets' cannot be loaded: .*tets"):
         list(read_hub(HubSource(name=name, split="tets"), "train"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_data_set_of_the_hub_with_other_columns_in_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("interlace.data.files._check_reach", lambda name: None)
+    (tmp_path / "set").mkdir()
+    for name in ("answer", "solution"):
+        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps({"prompt": "1+1", name: "2"}) + "\n")
+    with pytest.raises(UserError, match=r"task.hub.name = .* cannot be loaded: .*column"):
+        list(read_hub(HubSource(name=str(tmp_path / "set"), streaming=streaming, limit=4), "train"))
 
 
 def test_a_hub_that_cannot_be_reached_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,10 @@ def test_reasoning_gym_scores_its_own_prompts_only() -> None:
         (r"<think>\boxed{4}?</think> \boxed{3}", "3", True),
         ("The answer is C", "C", True),
         ("", "42", False),
+        ("Of (A) 3 and (B) 4, the answer is (B).", "B", True),
+        ("Of (A) 3 and (B) 4, the answer is (B).", "A", False),
+        ("The correct choice is **(D)**, because (A), (B) and (C) fail.", "(D)", True),
+        ("The correct choice is **(D)**, because (A), (B) and (C) fail.", "C", False),
     ],
 )
 def test_math_verify_compares_values_not_spellings(response: str, answer: str, is_right: bool) -> None:

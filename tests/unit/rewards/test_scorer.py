@@ -1,7 +1,7 @@
 """Scoring in processes keeps the order, isolates failures, and enforces time limits."""
 
 import asyncio
-import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -19,7 +19,12 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
+from interlace.data.columns import to_row
+from interlace.data.config import PromptFormat
+from interlace.data.formatting import to_prompts
 from interlace.data.tables import READERS
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_tokenizer
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.given import name_of
 from interlace.rewards.scorer import Scorer
@@ -313,6 +318,22 @@ def test_a_batch_is_scored_by_one_call() -> None:
     assert [result.reward for result in results] == [2.0, 0.0, 1.0]
 
 
+def test_a_column_of_messages_beside_a_text_is_not_the_prompt() -> None:
+    """Rows such as those of NuminaMath have the whole solved conversation beside `problem`."""
+    chat = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    row = to_row({"prompt": "1+1?", "answer": "2", "messages": chat}, {}, (), uid="u", origin="set:1")
+    [prompt] = to_prompts([row], ["1+1?"], PromptFormat(), load_tokenizer(ModelConfig(path="tiny:micro-chat")))
+    seen: list[object] = []
+
+    def judge(prompts: list[object], completions: list[object], messages: list[object]) -> list[float]:
+        seen.extend([*prompts, *completions, *messages])
+        return [1.0] * len(completions)
+
+    with scorer(name_of(judge)) as made:
+        scored(made, [Sample(key=SampleKey(0, 0), prompt=prompt, text="two")])
+    assert seen == ["1+1?", "two", chat]
+
+
 async def judged_here(response: str, answer: str) -> float:
     await asyncio.sleep(0.01)
     if response == "hang":
@@ -330,6 +351,22 @@ def test_an_async_function_of_this_program_is_awaited_in_this_process() -> None:
         [blocked] = scored(made, samples("block"))
         assert "blocked its event loop" in (blocked.failure or "")
         assert scored(made, samples("bb"))[0].reward == 2.0
+
+
+def test_a_function_of_a_file_outside_of_the_path_is_scored_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl and others load a reward by the path of its file; a scoring process could not import such a module."""
+    (tmp_path / "reward_of_a_file.py").write_text("def judge(response):\n    return 2.0\n")
+    spec = importlib.util.spec_from_file_location("reward_of_a_file", tmp_path / "reward_of_a_file.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "reward_of_a_file", module)
+    spec.loader.exec_module(module)
+    with scorer(name_of(module.judge)) as made:
+        assert scored(made, samples("a"))[0].reward == 2.0
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert name_of(module.judge) == "reward_of_a_file:judge"
 
 
 def judged_of_this_program() -> Callable[..., object]:

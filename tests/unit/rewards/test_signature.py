@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.base import LoadedReward, RewardConfig, RewardPart, evaluate_batch
 from interlace.rewards.results import WRONG_TYPE
 from interlace.rewards.signature import ScoreRequest, check_row, reward_call
 from tests.support.evaluate_reward import evaluate
@@ -103,7 +103,7 @@ def test_a_row_of_a_batch_keeps_a_column_that_another_row_lacks() -> None:
 
 
 def test_a_chat_reaches_a_function_of_a_batch_as_trl_writes_it() -> None:
-    chat = request(metadata={"messages": CHAT})
+    chat = request(metadata={"messages": CHAT}, is_chat=True)
     [(prompt, completion)] = values(lambda prompts, completions: [*zip(prompts, completions, strict=True)], chat)
     assert prompt == list(CHAT) and completion == [{"role": "assistant", "content": "R"}]
 
@@ -181,3 +181,19 @@ def test_the_score_of_verls_form_is_the_reward_and_the_rest_are_notes() -> None:
 
     result = evaluate(scored, RewardConfig(), request())
     assert (result.reward, result.parts) == (0.5, {"score": 0.5, "acc": 1.0})
+    weighing = RewardConfig.parse({"name": "m:scored", "shaping": {"weights": {"acc": 0.5}}})
+    assert "remove the weight" in (evaluate(scored, weighing, request()).failure or "")
+
+
+def test_the_score_of_verls_form_is_the_reward_also_among_several() -> None:
+    def scored(solution_str: str | None = None) -> dict[str, object]:
+        return {"score": 0.25, "acc": True, "pred": "2"}
+
+    def brief(response: str) -> float:
+        return 1.0
+
+    parts = (RewardPart(name="m:scored", weight=2.0), RewardPart(name="m:brief"))
+    reward = LoadedReward(calls=(reward_call(scored), reward_call(brief)), parts=parts)
+    config = RewardConfig.parse({"parts": parts})
+    [result] = evaluate_batch(reward, config, [request()])
+    assert (result.reward, result.parts) == (1.5, {"scored": 0.5, "brief": 1.0})

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from interlace import train
+from interlace.api.given_run import GivenRun
 from interlace.core.errors import UserError
+from interlace.data.config import PromptFormat
 from interlace.models.tiny import build_tiny
 from interlace.rewards.base import label_of
 from interlace.rewards.signature import ScoreRequest, reward_call
@@ -26,6 +28,15 @@ def test_columns_of_a_file_are_mapped(tmp_path: Path) -> None:
     given = ProgramInputs(model="tiny:micro", data=str(path), columns=columns, reward="exact")
     [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
     assert (prompt.text, prompt.answer) == ("1+1", "2")
+
+
+def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
+    data = {"mine": {"files": {"train": tmp_path / "a.jsonl"}, "weight": 2.0}}
+    task = {"mixture": [{"name": name, **part} for name, part in data.items()]}
+    settings = {**SIZES, "task": task, "reference": {"model": tmp_path / "teacher"}}
+    found = ProgramInputs(model={"path": tmp_path / "model"}, reward="exact").sections(tmp_path, settings).recipe()
+    assert (found.model.path, found.reference.model.path) == (str(tmp_path / "model"), str(tmp_path / "teacher"))
+    assert found.task.mixture[0].files.train == str(tmp_path / "a.jsonl")
 
 
 def test_columns_of_a_data_set_of_the_hub_are_mapped(tmp_path: Path) -> None:
@@ -54,7 +65,14 @@ def test_a_list_of_rewards_replaces_the_reward_of_a_recipe(tmp_path: Path) -> No
     def brief(response: str) -> float:
         return 1.0 / (1 + len(response))
 
-    for given in (["exact", (brief, 0.1)], {"parts": ["exact", {"name": "exact", "label": "brief", "weight": 0.1}]}):
+    named = {"name": "exact", "label": "brief"}
+    for given in (
+        ["exact", (brief, 0.1)],
+        ["exact", {"name": brief, "weight": 0.1}],
+        ["exact", (named, 0.1)],
+        {"parts": ["exact", (brief, 0.1)]},
+        {"parts": ["exact", {**named, "weight": 0.1}]},
+    ):
         found = ProgramInputs(reward=given).sections(tmp_path, {}).recipe(load_recipe("quickstart")).reward
         assert found is not None
         assert (found.name, [(label_of(part), part.weight) for part in found.parts]) == (
@@ -102,9 +120,8 @@ def test_other_keys_of_the_task_apply_to_data_of_the_program(tmp_path: Path) -> 
     found = join(rows, task).task
     assert found.files is not None and (found.max_prompt_tokens, found.overlong) == (5, "drop")
     assert found.format.system == "Be brief."
-    plain = load_recipe("quickstart").task.format
     other = join(rows, task, "quickstart").task.format  # the recipe's template names columns of its own rows
-    assert other == plain.model_copy(update={"system": "Be brief.", "template": "{prompt}"})
+    assert other == PromptFormat(system="Be brief.")
     for wrong in ("other.jsonl", {"files": {"train": "other.jsonl"}}, {"columns": {"answer": "a"}}):
         with pytest.raises(UserError, match=r"data and task.* are both given"):
             join(rows, wrong)
@@ -184,3 +201,20 @@ def test_a_model_object_after_its_tokenizer_is_named(tmp_path: Path) -> None:
 def test_a_number_of_devices_needs_their_kind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cluster.devices = 2: name the kind .* cpu:2"):
         load_recipe("quickstart", ["cluster.devices=2"])
+
+
+def test_an_override_of_the_task_applies_to_the_data_of_the_program(tmp_path: Path) -> None:
+    overrides = ["task.max_prompt_tokens=100", "task.format.system=Be brief.", "task.sampler=solve_rate"]
+    given = ProgramInputs(data=[{"prompt": "1+1", "answer": "2"}], reward="exact")
+    sections = given.sections(tmp_path, {})
+    run = GivenRun(recipe="one-gpu", overrides=tuple(overrides), sections=sections)
+    found = run.settings().task
+    assert (found.max_prompt_tokens, found.format.system, found.sampler.name) == (100, "Be brief.", "solve_rate")
+    assert found.files is not None and found.reasoning_gym is None
+    rivals = GivenRun(recipe="one-gpu", overrides=("task=rows.jsonl",), sections=sections)
+    with pytest.raises(UserError, match="the override task and data are both given"):
+        rivals.settings()
+
+
+def test_an_override_of_the_algorithm_decides_the_kind_of_rows() -> None:
+    assert trains_on_rows("quickstart", {}, ["algorithm=sft", "reward=null", "samples_per_prompt=1"])

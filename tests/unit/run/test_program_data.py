@@ -44,6 +44,15 @@ def test_rows_and_files_are_sources_with_names_and_weights(tmp_path: Path) -> No
     assert sorted(prompt.source for prompt in prompts.heldout) == ["gym", "set", "table", "words"]
 
 
+def test_columns_that_a_row_cannot_store_are_left_out(tmp_path: Path) -> None:
+    rows = [{**row, "picture": b"png"} for row in ROWS]
+    sizes = {**SIZES, "task": {"omit": ["picture"]}}
+    single = ProgramInputs(model="tiny:micro", data=rows, reward=size).sections(tmp_path, sizes).recipe()
+    mixed = recipe({"set": {"source": rows, "omit": ["picture"]}}, tmp_path)
+    for found in (single, mixed):
+        assert all("picture" not in prompt.metadata for prompt in recipe_prompts(found).train)
+
+
 def test_a_source_has_its_reward_and_columns(tmp_path: Path) -> None:
     asked = [{"question": "1+1", "truth": {"value": "2"}, "level": 3}]
     columns = {"prompt": "question", "answer": "truth.value"}

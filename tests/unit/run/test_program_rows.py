@@ -26,6 +26,12 @@ def test_columns_are_mapped_and_the_others_stay(tmp_path: Path) -> None:
     assert written([NESTED], tmp_path, columns) == [{**NESTED, "prompt": "1+1", "answer": "2"}]
 
 
+@pytest.mark.parametrize("make", [list, np.array])
+def test_an_item_of_a_list_is_named_by_its_number_as_in_a_file(tmp_path: Path, make: object) -> None:
+    rows = [{"prompt": "1+1", "targets": make(["2", "two"])}]  # type: ignore[operator]
+    assert written(rows, tmp_path, {"answer": "targets.1"})[0]["answer"] == "two"
+
+
 @pytest.mark.parametrize("make", [list, tuple, iter, pandas.DataFrame])
 def test_any_rows_are_read(tmp_path: Path, make: object) -> None:
     rows = [{"prompt": "a", "answer": "b", "level": 1}, {"prompt": "c", "answer": "d", "level": 2}]
@@ -70,6 +76,12 @@ def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
 def test_a_mistake_names_the_row(tmp_path: Path, rows: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
         written(rows, tmp_path)
+
+
+def test_a_solved_conversation_may_stand_beside_the_prompt(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    rows = [{"prompt": "1+1", "answer": "2", "messages": chat}]
+    assert written(rows, tmp_path) == rows
 
 
 def test_a_mapped_column_that_is_missing_is_named(tmp_path: Path) -> None:

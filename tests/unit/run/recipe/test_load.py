@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
+from interlace.data.config import PromptFormat
 from interlace.engines.rollout.config import NativeConfig
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.config import Recipe
@@ -257,4 +258,4 @@ def test_a_mapping_for_a_source_changes_its_settings_unless_it_names_another() -
     assert found.reasoning_gym == plain.reasoning_gym.model_copy(update={"heldout_size": 4})
     other = load_recipe("quickstart", ["task={files: {train: rows.jsonl}}"]).task
     assert other.reasoning_gym is None and other.files is not None
-    assert other.format.template == "{prompt}", "the recipe's template names columns of its own rows"
+    assert other.format == PromptFormat(), "the recipe's template and replacements are for columns of its own rows"
