@@ -11,6 +11,7 @@ from interlace.core.errors import RemoteError
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
+from interlace.engines.rollout.services.adoption import end_unused_servers
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
@@ -75,7 +76,10 @@ def train(
             memory=memory,
             callbacks=callbacks or Callbacks(),
         )
-        return _train_with_restarts(first, identity, resume=resume)
+        try:
+            return _train_with_restarts(first, identity, resume=resume)
+        finally:
+            end_unused_servers(folder.engines, ())  # of ranks on Ray that were killed
 
 
 def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool) -> TrainReport:

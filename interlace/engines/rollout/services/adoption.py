@@ -58,13 +58,19 @@ def write_record(lease: ServerLease, address: Address, command: ServerCommand, m
 
 
 def adopt_server(
-    file: Path, seconds: float, model: str, command: Callable[[ServerRecord], ServerCommand]
+    file: Path,
+    seconds: float,
+    model: str,
+    command: Callable[[ServerRecord], ServerCommand],
+    *,
+    detaches: bool = False,
 ) -> ServerProcess | None:
     """Adopts the server of a record. Returns None if no record exists.
 
     file: the record. seconds: lease after the adoption. model: see ServerRecord.model. command:
-    returns the command line that the run would start a server of a record's address with. Raises NotAdoptedError if
-    the server has ended or belongs to another run. If it runs with other settings, it is ended first.
+    returns the command line that the run would start a server of a record's address with. detaches: see ServerProcess,
+    for a server in its place. Raises NotAdoptedError if the server has ended or belongs to another run. If it runs with
+    other settings, it is ended first.
     """
     try:
         record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
@@ -81,7 +87,7 @@ def adopt_server(
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
     wanted = command(record)
-    server = ServerProcess(wanted, record.address, lease, adopted=guard)
+    server = ServerProcess(wanted, record.address, lease, adopted=guard, detaches=detaches)
     changed = "the model" if record.model != model else _describe_change(record, wanted)
     if changed:
         server.stop()

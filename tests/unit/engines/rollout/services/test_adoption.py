@@ -39,12 +39,12 @@ from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import ServerLease
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 
-record, folder, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-command = ServerCommand(arguments=sys.argv[4:])
+record, folder, seconds, detaches = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "True"
+command = ServerCommand(arguments=sys.argv[5:])
 lease = ServerLease(seconds=seconds, record=record, folder=folder)
 address = Address(url="http://127.0.0.1:9", key="key")
 write_record(lease, address, command, "model")
-server = ServerProcess(command, address, lease)
+server = ServerProcess(command, address, lease, detaches=detaches)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 server.start()
 print(server.pid, flush=True)
@@ -84,10 +84,10 @@ def adopt_and_wait() -> None:
 
 
 def start_run(
-    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP
+    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP, *, detaches: bool = False
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a run with a server. Returns the run, and the guard's process id."""
-    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *arguments]
+    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), str(detaches), *arguments]
     run = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert run.stdout is not None
     guard = int(run.stdout.readline())
@@ -130,6 +130,20 @@ def test_a_server_is_adopted_and_waits_again_after_the_second_run_was_killed(kil
     assert isinstance(server, ServerProcess) and server.is_adopted and server.fault() is None
     server.stop()
     assert killed.has_ended()
+
+
+def test_a_detached_server_is_no_child_of_its_run_and_is_adopted(tmp_path: Path, folder: Path) -> None:
+    """Ray ends a rank with its children."""
+    run, guard = start_run(tmp_path / "rollout-0.json", folder, 600.0, detaches=True)
+    wait_until(lambda: bool(children(guard)))
+    assert guard not in descendants(run.pid)
+    found = Killed(record=tmp_path / "rollout-0.json", folder=folder, processes=handles(descendants(guard)))
+    run.kill()
+    run.wait()
+    server = found.adopt()
+    assert isinstance(server, ServerProcess) and server.is_adopted and server.pid == guard and server.fault() is None
+    server.stop()
+    assert found.has_ended()
 
 
 def test_a_server_has_one_run(killed: Killed) -> None:
