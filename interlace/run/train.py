@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -56,13 +57,14 @@ def train(
     stop: StopSignal,
     planner: ScheduleChanger | None = None,
     callbacks: Callbacks | None = None,
+    on_cluster: Callable[[Cluster], None] | None = None,
 ) -> TrainReport:
     """Trains a recipe to its last step, or until `stop` is requested. The recipe must have been checked.
 
     folder: the caller holds its RunLock. resume: continues from the folder's newest complete checkpoint, or from the
     start if the folder has no checkpoint. planner: may change the schedule; the run then continues from a checkpoint.
     callbacks: a program's functions that are called after each step. After a restart (recovery.restarts_per_hour), they
-    are called again for the repeated steps.
+    are called again for the repeated steps. on_cluster: called with each cluster of the run, before its workers start.
     """
     identity = identify_run(recipe, folder, resume=resume)
     with contextlib.closing(MemoryCheckpoints(recipe.recovery.memory_checkpoint_every, identity)) as memory:
@@ -75,6 +77,7 @@ def train(
             start=RunStart(),
             memory=memory,
             callbacks=callbacks or Callbacks(),
+            on_cluster=on_cluster or (lambda _: None),
         )
         try:
             return _train_with_restarts(first, identity, resume=resume)
