@@ -104,6 +104,16 @@ def _remove_folder(lease: ServerLease) -> None:
             os.close(lock)
 
 
+def _end_lease(file: Path) -> None:
+    """Removes a record, which ends the lease, and the folder of the server if its guard has ended."""
+    with contextlib.suppress(OSError, ValidationError):
+        record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
+        file.unlink()
+        if record.record == str(file):  # a copy of a run's folder contains another run's server
+            _remove_folder(ServerLease(seconds=0.0, record=file, folder=Path(record.folder)))
+    file.unlink(missing_ok=True)
+
+
 def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
     """Returns the settings of a command that differ from a record's; empty if none does."""
     before, after = set(record.arguments), set(wanted.arguments)
@@ -124,6 +134,6 @@ def end_unused_servers(folder: Path, engines: Collection[int]) -> list[str]:
         if not number.isdecimal() or record != record_file(folder, int(number)):
             continue  # the file of a user
         if int(number) not in engines:
-            record.unlink(missing_ok=True)  # which ends the lease
+            _end_lease(record)
             ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
     return ended

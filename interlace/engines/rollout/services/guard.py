@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from interlace.core.processes import end_with_parent, kill_processes, read_stat
-from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.lease import CONNECT_S, ServerLease
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
 DETACH = "--detach"
@@ -41,19 +41,29 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
         preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # noqa: PLW1509 - no threads
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    threading.Thread(target=_end_with_the_run, args=(lease,), daemon=True).start()
+    is_owned = threading.Event()
+    is_owned.set()
+    threading.Thread(target=_end_with_the_run, args=(lease, is_owned), daemon=True).start()
     status = child.wait()
     _end_group()  # a server that crashed leaves processes, which may hold a device
+    if not is_owned.wait(CONNECT_S):  # a run that is connected needs the folder for another start
+        shutil.rmtree(lease.folder, ignore_errors=True)
     return status
 
 
-def _end_with_the_run(lease: ServerLease) -> None:
-    """Waits for the end of the run, and of each run that adopts the server; then removes the server and its files."""
+def _end_with_the_run(lease: ServerLease, is_owned: threading.Event) -> None:
+    """Waits for the end of the run, and of each run that adopts the server; then removes the server and its files.
+
+    is_owned: is set while a run is connected.
+    """
     try:
         _wait_for_end(0)
+        is_owned.clear()
         while (owner := lease.wait_for_owner()) is not None:
+            is_owned.set()
             with owner:
                 _wait_for_end(owner.fileno())
+            is_owned.clear()
         remove_stale_folders()
     finally:
         shutil.rmtree(lease.folder, ignore_errors=True)

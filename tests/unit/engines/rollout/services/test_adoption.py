@@ -190,6 +190,19 @@ def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder:
         found.adopt()
 
 
+def test_a_server_that_crashes_without_a_run_leaves_no_folder(killed: Killed) -> None:
+    """Such as a server that ends by SIGTERM after its rank on Ray was killed."""
+    signal.pidfd_send_signal(killed.processes[1], signal.SIGKILL)
+    assert killed.has_ended() and not killed.folder.exists()
+
+
+def test_the_end_of_a_lease_removes_the_folder_that_a_killed_guard_left(killed: Killed) -> None:
+    signal.pidfd_send_signal(killed.processes[0], signal.SIGKILL)
+    assert killed.has_ended() and killed.folder.exists()
+    end_unused_servers(killed.record.parent, ())
+    assert not killed.folder.exists() and not killed.record.exists()
+
+
 def test_a_server_ends_if_its_record_is_removed(killed: Killed) -> None:
     killed.record.unlink()
     assert killed.has_ended()
