@@ -206,8 +206,9 @@ def make_private_folder() -> Path:
 
 
 def describe_model(loaded: "LoadedModel") -> str:
-    """Returns a digest of a model's configuration without its path."""
-    settings = {**loaded.model.config.to_dict(), "_name_or_path": ""}
+    """Returns a digest of a model's configuration without its path. It does not change when the model is saved."""
+    names = {"_name_or_path": "", "architectures": [type(loaded.model).__name__]}  # saving sets the latter
+    settings = {**loaded.model.config.to_dict(), **names}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
