@@ -17,7 +17,6 @@ from interlace.cli.preflight import hush_libraries, say
 if TYPE_CHECKING:
     from interlace.run.chaos.certificate import Certificate
     from interlace.run.chaos.faults import FaultSpec
-    from interlace.run.chaos.phases import Phase
 
 
 def chaos(
@@ -140,7 +139,7 @@ def _show_certificate(found: "Certificate") -> None:
         say(console, line)
 
 
-def _make_phase_table(by_phase: "Mapping[str, Mapping[Phase, int]]") -> Table:
+def _make_phase_table(by_phase: Mapping[str, Mapping[str, int]]) -> Table:
     """Makes the table of the numbers of faults by role and phase."""
     from interlace.run.chaos.phases import PHASES
 

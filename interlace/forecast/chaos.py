@@ -23,16 +23,7 @@ def simulate_faults(
     A fault of a trainer adds its cost to the simulated time: the start, and the repeated steps since the newest
     checkpoint. Raises UserError for a role that is not simulated.
     """
-    if fault := next((each for each in faults if each.phase), None):
-        raise UserError(
-            f"--faults {fault.text}: faults of a phase are not simulated on the virtual clock. Write "
-            f"{fault.per_step:g}/step, or leave --devices out."
-        )
-    if fault := next((each for each in faults if each.role == EPISODE), None):
-        raise UserError(
-            f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
-            "out."
-        )
+    _refuse_unsimulated(faults)
     calm = simulate(recipe, simulation)
     times = _time_faults(faults, calm, recipe.seed)
     injected = ProcessFaults([each for each in times if each.role not in TRAINED], restart_s)
@@ -79,6 +70,19 @@ def simulate_faults(
         samples_equal=_list_trained(rough) == _list_trained(calm) if rough and schedule.max_staleness == 0 else None,
         weights_equal=None,  # simulated workers have no weights
     )
+
+
+def _refuse_unsimulated(faults: Sequence[FaultSpec]) -> None:
+    if fault := next((each for each in faults if each.phase), None):
+        raise UserError(
+            f"--faults {fault.text}: faults of a phase are not simulated on the virtual clock. Write "
+            f"{fault.per_step:g}/step, or leave --devices out."
+        )
+    if fault := next((each for each in faults if each.role == EPISODE), None):
+        raise UserError(
+            f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
+            "out."
+        )
 
 
 def _time_faults(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> list[ProcessFault]:

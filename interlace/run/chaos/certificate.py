@@ -76,7 +76,7 @@ class Certificate:
         return len(self.faults)
 
     @property
-    def by_phase(self) -> Mapping[str, Mapping[Phase, int]]:
+    def by_phase(self) -> Mapping[str, Mapping[str, int]]:
         """Numbers of faults by role and phase. Empty on the virtual clock."""
         struck = sorted({fault.role for fault in self.faults if fault.phase})
         counts = Counter((fault.role, fault.phase) for fault in self.faults)
