@@ -3,6 +3,7 @@
     python -m tests.random_faults virtual --faults 10000            # random schedules and workloads, virtual clock
     python -m tests.random_faults real --faults 100 --roles reward,rollout,actor    # for each role, on this machine
     python -m tests.random_faults real --faults 20 --roles ray,ray-actor            # the same on Ray
+    python -m tests.random_faults real --faults 20 --roles reward --phases all      # in each phase of the run
 
 Each run is determined by its seed. Exits with 1 if a run hangs, ends early, loses or doubles a sample, exceeds its
 bound of staleness, or, under a synchronous schedule, trains other samples than the run without faults.
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
+from interlace.run.chaos.phases import PHASES
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
 from interlace.schedule.equivalents import refuse_races
@@ -192,12 +194,15 @@ CASES = {
 """Cases by role, each under a synchronous schedule, so that the weights are compared with those without faults."""
 
 
-def run_real(role: str, num_faults: int, seed: int) -> tuple[list[str], bool]:
-    """Runs `interlace chaos` with about this number of faults. Returns the lines of a table, and whether all held."""
+def run_real(role: str, num_faults: int, seed: int, phases: Sequence[str]) -> tuple[list[str], bool]:
+    """Runs `interlace chaos` with about this number of faults, at most. Returns the lines of a table, and whether all
+    held. phases: units of the rates of faults.
+    """
     case = CASES[role]
     pairs = [(kind, each) for each in case.roles or (role,) for kind in case.kinds]
-    steps = max(2, math.ceil(num_faults / (case.per_step * len(pairs))))
-    faults = ",".join(f"{kind}:{each}@{case.per_step:g}/step" for kind, each in pairs)
+    rate = case.per_step / math.sqrt(len(phases))
+    steps = max(3, math.ceil(num_faults / (rate * len(pairs) * len(phases))))
+    faults = ",".join(f"{kind}:{each}@{rate:.2g}/{phase}" for kind, each in pairs for phase in phases)
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "chaos", case.recipe]
     with tempfile.TemporaryDirectory() as folder:
         settings = [*case.settings, f"steps={steps}", f"seed={seed}", f"model.cache_dir={folder}"]
@@ -217,22 +222,25 @@ def run_real(role: str, num_faults: int, seed: int) -> tuple[list[str], bool]:
         spread = f"{needed[0]:.1f} to {needed[-1]:.1f}" if needed else "none needed"
         survived = len(rows) if not found["error"] else found["survived"]
         equal = {True: "equal", False: "NOT equal"}.get(found["weights_equal"], "not compared")
+        struck = Counter(row["phase"] for row in rows)
+        by_phase = ", ".join(f"{struck[phase]} {phase}" for phase in PHASES if struck[phase])
         lines.append(
-            f"| {kind} | {each} | {len(rows)} | {survived} | {spread} | {found['lost']} | {found['duplicated']} "
-            f"| {equal} | {found['effective_time']:.0%} |"
+            f"| {kind} | {each} | {len(rows)} | {survived} | {by_phase} | {spread} | {found['lost']} "
+            f"| {found['duplicated']} | {equal} | {found['effective_time']:.0%} |"
         )
     if found["error"]:
         lines.append(f"ended early: {found['error'][:500]}")
     return lines, bool(found["holds"])
 
 
-def print_real(roles: Sequence[str], num_faults: int, seed: int) -> int:
+def print_real(roles: Sequence[str], num_faults: int, seed: int, phases: Sequence[str]) -> int:
     """Prints the table of real faults. Returns the exit status."""
-    print("| kind | role | injected | survived | seconds to recover | lost | duplicated | weights | effective time |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    columns = ("kind", "role", "injected", "survived", "in phase", "seconds to recover", "lost", "duplicated",
+               "weights", "effective time")  # fmt: skip
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
     do_hold = True
     for role in roles:
-        lines, holds = run_real(role, num_faults, seed)
+        lines, holds = run_real(role, num_faults, seed, phases)
         do_hold = do_hold and holds
         print("\n".join(lines), flush=True)
     return 0 if do_hold else 1
@@ -244,9 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=10_000, help="number of faults; real: of each role")
     parser.add_argument("--roles", default=",".join(CASES), help="real: roles to strike")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
+    parser.add_argument("--phases", default="step", help="real: phases in which faults come; all; step: at any time")
     given = parser.parse_args(arguments)
     if given.clock == "real":
-        return print_real(given.roles.split(","), given.faults, given.seed)
+        phases = PHASES if given.phases == "all" else given.phases.split(",")
+        return print_real(given.roles.split(","), given.faults, given.seed, phases)
     start_s = time.monotonic()
     tally = run_all_virtual(given.faults, given.seed)
     print(tally.table())

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,10 @@ def chaos(
         settings_argument("Settings to change: `rollout=interlace`."),
     ] = None,
     faults: Annotated[
-        str, typer.Option(help="KIND:ROLE@RATE with commas between: kill:rollout@0.1/step,stop:reward@30s.")
+        str,
+        typer.Option(
+            help="KIND:ROLE@RATE with commas between: kill:rollout@0.1/step,kill:actor@1/update,stop:reward@30s."
+        ),
     ] = "",
     devices: Annotated[
         str | None,
@@ -111,12 +114,15 @@ def _make_scratch() -> Iterator[Path]:
 def _show_certificate(found: "Certificate") -> None:
     console = Console()
     table = Table(title="Faults", title_justify="left")
-    for heading in ("fault", "target", "at (s)", "recovered after (s)"):
-        table.add_column(heading, justify="left" if heading in ("fault", "target") else "right")
+    for heading in ("fault", "target", "phase", "at (s)", "recovered after (s)"):
+        is_number = "(s)" in heading
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=not is_number)
     for each in found.faults:
         recovered = "not needed" if each.recovered_s is None else f"{each.recovered_s:.2f}"
-        table.add_row(each.fault, each.target, f"{each.at_s:.1f}", recovered)
+        table.add_row(each.fault, each.target, each.phase or "", f"{each.at_s:.1f}", recovered)
     console.print(table)
+    if found.by_phase:
+        console.print(_make_phase_table(found.by_phase))
     events = ", ".join(f"{count} {event}" for event, count in found.events.items())
     equal = {True: "equal", False: "NOT equal", None: "not compared"}
     lines = [
@@ -131,6 +137,19 @@ def _show_certificate(found: "Certificate") -> None:
     ]
     for line in lines:
         say(console, line)
+
+
+def _make_phase_table(by_phase: Mapping[str, Mapping[str, int]]) -> Table:
+    """Makes the table of the numbers of faults by role and phase."""
+    from interlace.run.chaos.phases import PHASES
+
+    table = Table(title="Faults by phase", title_justify="left")
+    table.add_column("phase")
+    for role in by_phase:
+        table.add_column(role, justify="right")
+    for phase in PHASES:
+        table.add_row(phase, *(str(counts.get(phase, "")) for counts in by_phase.values()))
+    return table
 
 
 def _summarize(found: "Certificate") -> str:

@@ -23,11 +23,7 @@ def simulate_faults(
     A fault of a trainer adds its cost to the simulated time: the start, and the repeated steps since the newest
     checkpoint. Raises UserError for a role that is not simulated.
     """
-    if fault := next((each for each in faults if each.role == EPISODE), None):
-        raise UserError(
-            f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
-            "out."
-        )
+    _refuse_unsimulated(faults)
     calm = simulate(recipe, simulation)
     times = _time_faults(faults, calm, recipe.seed)
     injected = ProcessFaults([each for each in times if each.role not in TRAINED], restart_s)
@@ -40,12 +36,18 @@ def simulate_faults(
     except InterlaceError as failure:
         rough, error = None, str(failure)
     found = [
-        FaultRecord(fault=fault.name, target=injected.target(fault), at_s=fault.at_s, recovered_s=seconds)
+        FaultRecord(
+            fault=fault.name, role=fault.role, target=injected.target(fault), at_s=fault.at_s, recovered_s=seconds
+        )
         for fault, seconds in sorted(injected.recovered_s.items(), key=lambda item: item[0].at_s)
     ]
     found += [
         FaultRecord(
-            fault=fault.name, target=fault.role, at_s=fault.at_s, recovered_s=DETECTION_S[fault.kind] + restart_s
+            fault=fault.name,
+            role=fault.role,
+            target=fault.role,
+            at_s=fault.at_s,
+            recovered_s=DETECTION_S[fault.kind] + restart_s,
         )
         for fault in restarts
     ]
@@ -68,6 +70,19 @@ def simulate_faults(
         samples_equal=_list_trained(rough) == _list_trained(calm) if rough and schedule.max_staleness == 0 else None,
         weights_equal=None,  # simulated workers have no weights
     )
+
+
+def _refuse_unsimulated(faults: Sequence[FaultSpec]) -> None:
+    if fault := next((each for each in faults if each.phase), None):
+        raise UserError(
+            f"--faults {fault.text}: faults of a phase are not simulated on the virtual clock. Write "
+            f"{fault.per_step:g}/step, or leave --devices out."
+        )
+    if fault := next((each for each in faults if each.role == EPISODE), None):
+        raise UserError(
+            f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
+            "out."
+        )
 
 
 def _time_faults(faults: Sequence[FaultSpec], calm: Simulated, seed: int) -> list[ProcessFault]:

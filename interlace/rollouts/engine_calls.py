@@ -34,6 +34,7 @@ class GenerationMeter:
 
     def submit(self, request_id: str, num_prompt: int, num_generated: int, num_history: int) -> None:
         """Records the tokens of a request of the next call: prompt, response so far, and context of earlier turns."""
+        self._timeline.prompts_s[self._group.name] = self._timeline.clock.now()
         self._cached_tokens += num_prompt + num_generated
         if num_generated:
             self._repeated_tokens += num_prompt + num_generated

@@ -77,6 +77,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
         instance=int(context.group.rpartition("/")[2]),
         logs=source.logs,
+        detaches=recipe.cluster.is_ray,
         url=source.url,
         longest=source.longest,
         reserved_bytes=source.reserved_bytes,

@@ -121,6 +121,7 @@ class RunProcess(ABC):
         recipe, folder, start = self._recipe, self._folder, self._job.start
         cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
         cluster.notes.follow(self._progress.say)
+        self._job.on_cluster(cluster)
         info = RunInfo(
             name=recipe.logging.name or folder.name,
             project=recipe.logging.project,

@@ -36,6 +36,7 @@ from interlace.run.state import RunState, SavedGroup
 from interlace.run.step_notes import StepNotes
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter
+from interlace.runtime.cluster import Cluster
 
 LOGGED_SAMPLES = 32
 """Maximum number of samples in a logger's table."""
@@ -53,6 +54,8 @@ class TrainJob:
     start: RunStart
     memory: MemoryCheckpoints
     """Checkpoints in shared memory."""
+    on_cluster: Callable[[Cluster], None]
+    """Called with the cluster of each process of the run, before its workers start."""
     callbacks: Callbacks = field(default_factory=Callbacks)
 
 

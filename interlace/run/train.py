@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ from interlace.core.errors import RemoteError
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
+from interlace.engines.rollout.services.adoption import end_unused_servers
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
@@ -55,13 +57,14 @@ def train(
     stop: StopSignal,
     planner: ScheduleChanger | None = None,
     callbacks: Callbacks | None = None,
+    on_cluster: Callable[[Cluster], None] | None = None,
 ) -> TrainReport:
     """Trains a recipe to its last step, or until `stop` is requested. The recipe must have been checked.
 
     folder: the caller holds its RunLock. resume: continues from the folder's newest complete checkpoint, or from the
     start if the folder has no checkpoint. planner: may change the schedule; the run then continues from a checkpoint.
     callbacks: a program's functions that are called after each step. After a restart (recovery.restarts_per_hour), they
-    are called again for the repeated steps.
+    are called again for the repeated steps. on_cluster: called with each cluster of the run, before its workers start.
     """
     identity = identify_run(recipe, folder, resume=resume)
     with contextlib.closing(MemoryCheckpoints(recipe.recovery.memory_checkpoint_every, identity)) as memory:
@@ -74,8 +77,12 @@ def train(
             start=RunStart(),
             memory=memory,
             callbacks=callbacks or Callbacks(),
+            on_cluster=on_cluster or (lambda _: None),
         )
-        return _train_with_restarts(first, identity, resume=resume)
+        try:
+            return _train_with_restarts(first, identity, resume=resume)
+        finally:
+            end_unused_servers(folder.engines, ())  # of ranks on Ray that were killed
 
 
 def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool) -> TrainReport:

@@ -195,6 +195,8 @@ class Timeline:
     """Current step, recorded in new spans; set by the loop."""
     version: int = 0
     """Current version of the weights, recorded in new spans; set at each publication."""
+    prompts_s: dict[str, float] = field(default_factory=dict)
+    """Time at which each engine, by its group, last got a new prompt."""
     _recorder: Recorder = field(default_factory=NoRecorder)
     _spans: list[Span] = field(default_factory=list)
     _running: dict[Span, None] = field(default_factory=dict)
@@ -209,6 +211,11 @@ class Timeline:
     def is_recorded(self) -> bool:
         """True if a recorder gets the records, so that spans need the names of their samples."""
         return type(self._recorder) is not NoRecorder
+
+    @property
+    def running(self) -> list[Span]:
+        """Returns the operations that were called and have not ended. Another thread may call it."""
+        return list(self._running)
 
     def begin(self, span: Span) -> None:
         """Registers an operation that was called."""
@@ -266,7 +273,7 @@ class Timeline:
     def _records(self) -> Records:
         records = Records(
             spans=self._spans,
-            running=list(self._running),
+            running=self.running,
             served=self._served,
             steps=self._steps,
             num_dropped_tokens=self._num_dropped_tokens,

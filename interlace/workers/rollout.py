@@ -271,8 +271,12 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def recover(self) -> str:
-        """Restores a lost engine. Returns the reason if that failed, else an empty text."""
-        return self._engine.recover() if isinstance(self._engine, ServiceEngineProtocol) else ""
+        """Restores a lost engine. Returns the reason if that failed, else an empty text.
+
+        Does nothing if the engine is not lost: a rank in place of a dead one has just started or adopted its server.
+        """
+        engine = self._engine
+        return engine.recover() if isinstance(engine, ServiceEngineProtocol) and engine.health() else ""
 
     @operation(on_device=False)
     def report(self) -> EngineReport:

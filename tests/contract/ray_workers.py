@@ -31,6 +31,10 @@ class Resident(Worker):
         return subprocess.Popen(["sleep", "600"]).pid
 
     @operation(on_device=False)
+    def child_status(self) -> int:
+        return subprocess.run(["false"], check=False).returncode
+
+    @operation(on_device=False)
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -121,8 +121,14 @@ def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
 
 
 def test_how_a_child_ended_is_still_known() -> None:
-    """Beside Ray, whose subreaper has its process ignore the end of children."""
-    assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=False).returncode == 3
+    """In the command and in its ranks: a reward may run a program's tests."""
+
+    async def body(cluster: Cluster) -> int:
+        status: int = await (await launch(cluster, "reward", Resident)).child_status()
+        return status
+
+    assert subprocess.run(["false"], check=False).returncode == 1
+    assert run(body) == 1
 
 
 def test_errors_cross_processes() -> None:

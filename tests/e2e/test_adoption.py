@@ -1,15 +1,30 @@
 """After SIGKILL of the command, `--resume` adopts the engine servers that the killed command had started."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from interlace.engines.rollout.services.adoption import ServerRecord
+from interlace.engines.rollout.services.process import find_guards
 from interlace.observe.progress import QuietProgress
-from tests.support.processes import all_gone, handles, running
-from tests.support.training import equal_weights, final_weights, killed_command, metrics, run, samples
+from tests.support.processes import all_gone, children, handles, running
+from tests.support.ray_nodes import ray_node
+from tests.support.training import (
+    REPOSITORY,
+    SMALL,
+    equal_weights,
+    final_weights,
+    killed_command,
+    metrics,
+    run,
+    samples,
+    shared_cache,
+)
 
 SETTINGS = ("warmup=null", "evaluation.num_prompts=1", "cluster.threads_per_worker=1", "checkpoint_every=2")
 ENGINE = "rollout={engine: interlace, lease_s: 300}"
@@ -54,6 +69,37 @@ def test_a_resumed_run_adopts_the_servers_of_the_killed_one_unless_its_recipe_ha
         os.close(handle)
     if change:  # the number of threads may change bits
         return
+    run(tmp_path, "whole", [*SETTINGS, steps])
+    assert samples(tmp_path / "runs", "x") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path / "runs", "x"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.slow  # starts Ray twice or three times
+@pytest.mark.ray
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_resumed_run_on_ray_adopts_the_servers_of_the_killed_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_joined: bool
+) -> None:
+    """The ranks end with the command; their servers have the lease, under a Ray of the run and under one it joined."""
+    with ray_node() if is_joined else nullcontext({}) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+        ray = ["cluster.backend=ray", *[f"cluster.address={address}" for address in [*variables.values()][-1:]]]
+        with killed_command(tmp_path, [*SETTINGS, ENGINE, *ray], limit_s=LIMIT_S):
+            guards = [*find_guards(tmp_path / "runs/x/engines")]
+            servers = handles([*guards, *(child for guard in guards for child in children(guard))])
+            assert len(servers) == 4
+        newest = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "runs/x/checkpoints").glob("step_*"))
+        steps = f"steps={newest + 2}"
+        given = [*SMALL, shared_cache(), *SETTINGS, ENGINE, *ray, steps]
+        command = [sys.executable, "-m", "interlace", "train", "quickstart", "--name", "x", "--resume", *given]
+        # In a process of its own, because Ray keeps the token of the first cluster that a process joins.
+        resumed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0 and resumed.stdout.count("which runs already, is adopted") == 2, resumed
+    assert all_gone(servers, 30.0) and not [*(tmp_path / "runs/x/engines").glob("rollout-*.json")]
+    for handle in servers:
+        os.close(handle)
     run(tmp_path, "whole", [*SETTINGS, steps])
     assert samples(tmp_path / "runs", "x") == samples(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path / "runs", "x"), final_weights(tmp_path, "whole"))

@@ -1,6 +1,7 @@
 """Real kills and stops of processes, and the certificate of the run."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,17 @@ def certificate(
 def test_killed_and_stopped_reward_processes_change_nothing(tmp_path: Path) -> None:
     found = certificate(tmp_path, "kill:reward@1/step", "reward.workers=2")
     assert found["injected"] == found["survived"] and found["injected"]
+    assert (found["lost"], found["duplicated"], found["weights_equal"]) == (0, 0, True)
+
+
+@pytest.mark.slow
+def test_faults_come_in_the_phases_that_they_are_aimed_at(tmp_path: Path) -> None:
+    phases = ("prefill", "decode", "scoring", "update", "publication", "checkpoint", "evaluation", "idle")
+    settings = ("reward.workers=2", "steps=6", "checkpoint_every=1", "eval_every=2", "warmup=null")
+    found = certificate(tmp_path, ",".join(f"kill:reward@0.5/{phase}" for phase in phases), *settings)
+    struck = {row["fault"]: row["phase"] for row in found["faults"]}  # type: ignore[attr-defined]
+    assert all(fault.endswith(f"/{phase}") for fault, phase in struck.items()) and len(struck) >= 5
+    assert found["by_phase"] == {"reward": Counter(row["phase"] for row in found["faults"])}  # type: ignore[attr-defined]
     assert (found["lost"], found["duplicated"], found["weights_equal"]) == (0, 0, True)
 
 

@@ -12,6 +12,7 @@ from interlace.core import payload
 from interlace.core.errors import RestartBudgetError
 from interlace.core.payload import StoredSegments
 from interlace.core.types import Metrics, Response
+from interlace.engines.rollout.services.process import find_guards
 from interlace.observe.progress import QuietProgress
 from interlace.observe.step_line import REWARD, Headline
 from interlace.rollouts.generate import GenerateStage
@@ -172,3 +173,27 @@ def test_a_rank_of_a_resumed_run_is_replaced_after_the_checkpoint_of_its_start_w
     notes = KillAfterSteps({4: ("rollout/0[rank 0]", 0.0)}, processes)
     report = run(tmp_path, "resumed", kept, resume=True, progress=notes)
     assert report.done_steps == 6 and "rollout/0 runs again" in notes.said
+
+
+class ListGuards(KillAfterSteps):
+    """Also lists the guards of the run's servers after each step."""
+
+    def __init__(self, engines: Path, ranks: dict[int, tuple[str, float]], processes: dict[str, int]) -> None:
+        super().__init__(ranks, processes)
+        self._engines, self.guards = engines, list[set[int]]()
+
+    def step(self, step: int, metrics: Metrics, headline: Headline = REWARD) -> None:
+        self.guards.append({*find_guards(self._engines)})
+        super().step(step, metrics, headline)
+
+
+def test_a_rank_in_place_of_a_killed_one_adopts_its_server(tmp_path: Path, processes: dict[str, int]) -> None:
+    settings = ("rollout=interlace", "steps=4", "algorithm.kl_coefficient=0")
+    notes = ListGuards(tmp_path / "killed" / "engines", {2: ("rollout/0[rank 0]", 0.0)}, processes)
+    run(tmp_path, "killed", [*ON_RAY, *settings], progress=notes)
+    assert "rollout/0 runs again" in notes.said
+    assert len(notes.guards) == 4 and len(notes.guards[0]) == 1 and len(set(map(frozenset, notes.guards))) == 1
+    assert not find_guards(tmp_path / "killed" / "engines")
+    run(tmp_path, "whole", [*SETTINGS, *settings[1:]])
+    assert samples(tmp_path, "killed") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "killed"), final_weights(tmp_path, "whole"))

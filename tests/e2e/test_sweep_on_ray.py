@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -12,18 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ray_nodes import ray_node
+
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 ROOT = Path(__file__).parents[2]
-CLUSTER = """
-import sys
-from ray.cluster_utils import Cluster
-nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-print(nodes.address, flush=True)
-sys.stdin.read()
-nodes.shutdown()
-"""
 REWARDS = """
 def score(response):
     return float("1" in response)
@@ -42,13 +35,8 @@ SETTINGS = [
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Environment of the processes that join a Ray cluster of two cores; RAY_ADDRESS is its address."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    given = {**os.environ, **token, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    command = [sys.executable, "-c", CLUSTER]
-    with subprocess.Popen(command, env=given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
-        assert cluster.stdout is not None
-        yield {**given, "RAY_ADDRESS": cluster.stdout.readline().strip()}
-        cluster.communicate()
+    with ray_node() as variables:
+        yield {**os.environ, **variables, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
 
 
 def test_a_failed_and_a_killed_run_do_not_stop_the_sweep(tmp_path: Path, environment: dict[str, str]) -> None:

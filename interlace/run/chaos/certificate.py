@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from interlace.core.types import JSON, TerminalEvent
+from interlace.run.chaos.phases import PHASES, Phase
 
 
 class EndedKey(NamedTuple):
@@ -22,16 +23,26 @@ class FaultRecord:
 
     fault: str
     """Its specification."""
+    role: str
     target: str
     """The process or engine."""
     at_s: float
     """Seconds from the start of the run."""
     recovered_s: float | None
     """Seconds from the fault to a replacement; None if none was needed before the end of the run."""
+    phase: Phase | None = None
+    """Activity of the process, or else of the run. None on the virtual clock, where it is not known."""
 
     def row(self) -> Mapping[str, JSON]:
         """Returns the record as JSON."""
-        return {"fault": self.fault, "target": self.target, "at_s": self.at_s, "recovered_s": self.recovered_s}
+        return {
+            "fault": self.fault,
+            "role": self.role,
+            "target": self.target,
+            "phase": self.phase,
+            "at_s": self.at_s,
+            "recovered_s": self.recovered_s,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +74,13 @@ class Certificate:
     def injected(self) -> int:
         """Number of faults."""
         return len(self.faults)
+
+    @property
+    def by_phase(self) -> Mapping[str, Mapping[str, int]]:
+        """Numbers of faults by role and phase. Empty on the virtual clock."""
+        struck = sorted({fault.role for fault in self.faults if fault.phase})
+        counts = Counter((fault.role, fault.phase) for fault in self.faults)
+        return {role: {each: counts[role, each] for each in PHASES if counts[role, each]} for role in struck}
 
     @property
     def survived(self) -> int:
@@ -99,6 +117,7 @@ class Certificate:
             "missing": list(self.missing),
             "injected": self.injected,
             "survived": self.survived,
+            "by_phase": {role: dict(counts) for role, counts in self.by_phase.items()},
             "samples": dict(self.events),
             "lost": self.lost,
             "duplicated": self.duplicated,

@@ -9,6 +9,7 @@ from interlace.core.errors import UserError, nearest
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.kinds import create_kind
 from interlace.robots.env_stage import simulators_of
+from interlace.run.chaos.phases import PHASES, Phase
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import find_needed_roles, num_ranks
@@ -17,13 +18,12 @@ from interlace.schedule.roles import ROLES
 KINDS = ("kill", "stop")
 TRAINED = ("actor", "critic")
 """Roles after whose faults the run starts again from its newest checkpoint."""
-RAY = "ray"
-"""Back end under which each rank is a process."""
 EPISODE = "episode"
 """Role of the processes that run episodes, which is no role of a schedule."""
-EXAMPLE = "Write KIND:ROLE@RATE with commas between, as in kill:rollout@0.1/step,stop:reward@30s."
+EXAMPLE = "Write KIND:ROLE@RATE with commas between, as in kill:rollout@0.1/step,kill:actor@1/update,stop:reward@30s."
+STEP = "step"
 _FAULT = re.compile(r"(?P<kind>[^:@]*):(?P<role>[^:@]*)@(?P<rate>[^:@]*)")
-_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>/step|s)")
+_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(/(?P<unit>\w+)|s)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,8 @@ class FaultSpec:
     """Probability of one fault in a step; 0 for a fault at a time."""
     at_s: float | None = None
     """Seconds from the start of the run to the only fault; None for faults by step."""
+    phase: Phase | None = None
+    """Phase of the run in which the fault comes; None for any time."""
 
     def delay_in(self, step: int, seed: int) -> float | None:
         """Returns the place of the fault in a step, as a share of its duration; None if the step has none."""
@@ -74,13 +76,22 @@ def _parse_fault(part: str) -> FaultSpec:
         raise UserError(f"--faults: {part!r} has the unknown role {role!r}.{nearest(role, faulty_roles())}")
     number = _RATE.fullmatch(rate)
     if number is None:
-        raise UserError(f"--faults: {part!r} has the rate {rate!r}. Write a probability as 0.1/step or a time as 30s.")
-    value = float(number["number"])
-    if number["unit"] == "s":
+        raise UserError(
+            f"--faults: {part!r} has the rate {rate!r}. Write a probability as 0.1/step, a probability in a phase of "
+            "each step as 0.1/update, or a time as 30s."
+        )
+    value, unit = float(number["number"]), number["unit"]
+    if unit is None:
         return FaultSpec(text=part, kind=kind, role=role, at_s=value)  # type: ignore[arg-type]  # checked above
     if not 0 < value <= 1:
         raise UserError(f"--faults: {part!r} has the rate {rate!r}; a probability is above 0 and at most 1.")
-    return FaultSpec(text=part, kind=kind, role=role, per_step=value)  # type: ignore[arg-type]  # checked above
+    if unit not in (STEP, *PHASES):
+        raise UserError(
+            f"--faults: {part!r} has the unknown phase {unit!r}.{nearest(unit, (STEP, *PHASES))} /step is "
+            "any time of a step."
+        )
+    phase = None if unit == STEP else unit
+    return FaultSpec(text=part, kind=kind, role=role, per_step=value, phase=phase)  # type: ignore[arg-type]
 
 
 def faulty_roles() -> Sequence[str]:
@@ -91,7 +102,7 @@ def faulty_roles() -> Sequence[str]:
 
 def check_processes(recipe: Recipe, faults: Sequence[FaultSpec]) -> None:
     """Raises UserError for a fault in a role that has no process in this recipe."""
-    if recipe.cluster.address or recipe.cluster.backend not in ("local", RAY):
+    if recipe.cluster.address or not (recipe.cluster.is_ray or recipe.cluster.backend == "local"):
         raise UserError(
             f"cluster.backend={recipe.cluster.backend}, cluster.address={recipe.cluster.address}: faults are injected "
             "into processes that the command starts on this machine. Set cluster.backend=local, or ray without an "
@@ -114,7 +125,7 @@ def _find_absence(recipe: Recipe, role: str) -> str:
         return f"the recipe's algorithm has no {role}."
     if role == "reward" and recipe.reward is None:
         return "the recipe has no reward."
-    return "" if recipe.cluster.backend == RAY else _find_absence_here(recipe, role)
+    return "" if recipe.cluster.is_ray else _find_absence_here(recipe, role)
 
 
 def _find_absence_here(recipe: Recipe, role: str) -> str:

@@ -1,12 +1,15 @@
 """Injection of faults into the processes of a run, on a thread next to it."""
 
 import heapq
+import math
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +18,11 @@ from interlace.observe.progress import QuietProgress
 from interlace.run.callbacks import StepInfo
 from interlace.run.chaos.certificate import FaultRecord
 from interlace.run.chaos.faults import FaultSpec
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.phases import RunPhases
+from interlace.run.chaos.processes import list_servers, role_processes
 
-LOOK_S = 0.05
-"""Seconds between two looks for processes."""
+LOOK_S, AIMED_LOOK_S = 0.05, 0.002
+"""Seconds between two looks for processes, and between two looks at the phase for which a fault waits."""
 REPORTED = ("rollout", "reference")
 """Roles of which the run reports that a worker is back."""
 _BACK = re.compile(r"(?P<role>\w+)(/\d+)? (is back|runs again)")
@@ -28,11 +32,17 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 class Injector:
     """Thread that sends signals to the processes of a run at the times of its faults."""
 
-    def __init__(self, faults: Sequence[FaultSpec], seed: int) -> None:
-        self._faults, self._seed = faults, seed
+    def __init__(self, faults: Sequence[FaultSpec], seed: int, engines: Path) -> None:
+        """engines: folder of the records of the run's servers."""
+        self._faults, self._seed, self._engines = faults, seed, engines
+        self.phases = RunPhases()
         self._start_s = time.monotonic()
         self._due: list[tuple[float, int, FaultSpec]] = []
         """Heap of (time, number, fault)."""
+        self._waiting: set[FaultSpec] = set()
+        """Faults that were drawn and have not come."""
+        self._targets: dict[str, dict[int, str]] = {}
+        """Processes by role, each with its group."""
         self._num_due = self._last_step = 0
         self._lock, self._has_ended = threading.Lock(), threading.Event()
         self.records: list[FaultRecord] = []
@@ -60,21 +70,30 @@ class Injector:
         self._last_step = info.step
         for fault in self._faults:
             place = fault.delay_in(info.step + 1, self._seed)
-            if place is not None:
+            if place is None:
+                continue
+            if fault.phase is None:
                 self._add_fault(time.monotonic() + place * info.metrics.get("timing_s/step", 0.0), fault)
+            elif fault not in self._waiting:  # a phase that not every step has gets one fault when it comes
+                self._add_fault(time.monotonic(), fault)
 
     def _add_fault(self, at_s: float, fault: FaultSpec) -> None:
+        self._waiting.add(fault)
         with self._lock:
             heapq.heappush(self._due, (at_s, self._num_due, fault))
             self._num_due += 1
 
     def _work(self) -> None:
-        while not self._has_ended.wait(LOOK_S):
-            self._note_replacements()
+        looked_s = -math.inf
+        while not self._has_ended.wait(AIMED_LOOK_S if any(fault.phase for fault in [*self._waiting]) else LOOK_S):
+            if time.monotonic() - looked_s >= LOOK_S:
+                self._targets = {fault.role: self._find_targets(fault.role) for fault in self._faults}
+                self._note_replacements()
+                looked_s = time.monotonic()
             # A fault whose role has no process at the moment waits until it has one.
-            waiting = [due for due in self._take_due() if not self._inject_fault(due[2], due[1])]
+            again = [due for due in self._take_due() if not self._inject_fault(due[2], due[1])]
             with self._lock:
-                self._due += waiting
+                self._due += again
                 heapq.heapify(self._due)
 
     def _take_due(self) -> list[tuple[float, int, FaultSpec]]:
@@ -84,9 +103,19 @@ class Injector:
                 due.append(heapq.heappop(self._due))
         return due
 
+    def _find_targets(self, role: str) -> dict[int, str]:
+        """Returns the processes of a role, each with the group that it serves, or else its role."""
+        ranks = {process: self.phases.find_group(process) or role for process in role_processes(role)}
+        return ranks | (list_servers(self._engines) if role == "rollout" else {})
+
     def _inject_fault(self, fault: FaultSpec, number: int) -> bool:
         struck = {target for target, *_ in self._open.values()}
-        found = [process for process in role_processes(fault.role) if process not in struck]
+        phases = {
+            process: self.phases.list_phases(group)
+            for process, group in self._targets[fault.role].items()
+            if process not in struck
+        }
+        found = sorted(process for process in phases if fault.phase in (None, *phases[process]))
         if not found:
             return False
         target = found[keyed_random("chaos target", self._seed, fault.text, number).randrange(len(found))]
@@ -94,9 +123,17 @@ class Injector:
             os.kill(target, SIGNALS[fault.kind])
         except ProcessLookupError:
             return False
+        self._waiting.discard(fault)
         now_s = time.monotonic()
-        self._open[len(self.records)] = (target, fault, now_s, {*found})
-        record = FaultRecord(fault=fault.text, target=f"process {target}", at_s=now_s - self._start_s, recovered_s=None)
+        self._open[len(self.records)] = (target, fault, now_s, {*phases})
+        record = FaultRecord(
+            fault=fault.text,
+            role=fault.role,
+            target=f"process {target}",
+            phase=fault.phase or phases[target][0],
+            at_s=now_s - self._start_s,
+            recovered_s=None,
+        )
         self.records.append(record)
         return True
 
@@ -104,7 +141,7 @@ class Injector:
         for place, (target, fault, since_s, before) in [*self._open.items()]:
             if fault.role in REPORTED:
                 continue  # a new process is not yet a worker that serves: see record_recovery()
-            now = {*role_processes(fault.role)}
+            now = {*self._targets[fault.role]}
             if target not in now and now - before:
                 self._set_recovered(place, time.monotonic() - since_s)
 
@@ -116,16 +153,19 @@ class Injector:
                 return
 
     def _set_recovered(self, place: int, seconds: float) -> None:
-        old = self.records[place]
         self._open.pop(place, None)
-        self.records[place] = FaultRecord(fault=old.fault, target=old.target, at_s=old.at_s, recovered_s=seconds)
+        self.records[place] = replace(self.records[place], recovered_s=seconds)
 
 
 class ChaosProgress(QuietProgress):
-    """Progress of a run under faults, with a note when a worker is back."""
+    """Progress of a run under faults, with notes of its evaluations and of workers that are back."""
 
     def __init__(self, injector: Injector) -> None:
         self._injector = injector
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        del note
+        self._injector.phases.note_stage(name, is_done=done == total)
 
     def say(self, text: str) -> None:
         if match := _BACK.fullmatch(text):

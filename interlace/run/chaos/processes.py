@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from interlace.core.processes import list_children, read_command, read_name
-from interlace.engines.rollout.services.process import GUARD
+from interlace.engines.rollout.services.process import GUARD, find_guards
 from interlace.run.chaos.faults import EPISODE
 from interlace.runtime.process.child import process_name
 
@@ -24,6 +24,16 @@ def role_processes(role: str, of: int | None = None) -> list[int]:
         return sorted(child for guard in guards for child in list_children(guard))
     wanted = {process_name(name) for name in NAMES.get(role, (role,))}
     return sorted(each for each in below if wanted & {*_list_names(each)})
+
+
+def list_servers(engines: Path) -> dict[int, str]:
+    """Returns the servers of a run's engines, which on Ray are no children of the run, each with its group.
+
+    engines: folder of the records of the servers.
+    """
+    return {
+        child: f"rollout/{number}" for guard, number in find_guards(engines).items() for child in list_children(guard)
+    }
 
 
 def _list_names(process: int) -> Sequence[str]:

@@ -101,11 +101,17 @@ def run_with_faults(
     calm = _Outcome(folder=folder, clock=clock)
     say("training with faults")
     folder, clock, error = RunFolder.create(scratch, "with-faults", overwrite=True), _StepClock(), ""
-    with Injector(faults, recipe.seed) as injector:
+    with Injector(faults, recipe.seed, folder.engines) as injector:
         callbacks = Callbacks([clock.on_step, injector.on_step])
         try:
             report = train(
-                recipe, folder, resume=False, progress=ChaosProgress(injector), stop=stop, callbacks=callbacks
+                recipe,
+                folder,
+                resume=False,
+                progress=ChaosProgress(injector),
+                stop=stop,
+                callbacks=callbacks,
+                on_cluster=injector.phases.follow,
             )
         except InterlaceError as failure:
             error = str(failure)

@@ -40,6 +40,11 @@ class ClusterConfig(Config):
     """For ray: seconds for Ray to start a process. If a rank is not started by then, its node may be gone, and the run
     starts again on the nodes that are left."""
 
+    @property
+    def is_ray(self) -> bool:
+        """Returns whether each rank is a process of Ray."""
+        return self.backend == "ray"
+
     @field_validator("devices", mode="before")
     @classmethod
     def _refuse_number(cls, value: object) -> object:

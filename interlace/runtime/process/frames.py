@@ -24,6 +24,8 @@ CONSTRUCTION = 0
 """Number of the reply that reports whether the worker could be constructed."""
 UNAWAITED = -1
 """Number of a concurrent call; it gets a reply only if it raises."""
+LAST = -2
+"""Number of the message that ends the worker. A controller that dies does not send it."""
 SHARED_BYTES = 1 << 18
 """Bytes of a message's arrays from which shared memory carries them, if both ends are on one machine."""
 OnBuffer: TypeAlias = Callable[[pickle.PickleBuffer], bool]

@@ -9,7 +9,17 @@ from typing import Any
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.core.payload import remove_orphans
 from interlace.runtime.clock import Clock
-from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
+from interlace.runtime.process.frames import (
+    CONSTRUCTION,
+    LAST,
+    UNAWAITED,
+    Assembler,
+    Call,
+    Dumps,
+    Reply,
+    encode,
+    plain_dumps,
+)
 from interlace.runtime.process.open_calls import OpenCalls
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.rank import RankResult
@@ -146,6 +156,7 @@ class ProcessRank(ABC):
         self._closed = self._closing = True
         self.process_here = None
         self.open_calls.fail_all(WorkerDiedError(f"{self.name} was ended while {self.open_calls.describe()}."))
+        self._connection.write(encode(Call(number=LAST, method="close")))
         self._connection.close()
         await self._end()
         if self._shared:

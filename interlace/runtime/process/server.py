@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from interlace.core.errors import DiskFullError, RemoteError, UserError
-from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
+from interlace.runtime.process.frames import (
+    CONSTRUCTION,
+    LAST,
+    UNAWAITED,
+    Assembler,
+    Call,
+    Dumps,
+    Reply,
+    encode,
+    plain_dumps,
+)
 from interlace.runtime.process.shared import SharedArrays, write_all
 from interlace.runtime.rank import turn_of
 from interlace.runtime.worker import RAISED, Worker, WorkerContext
@@ -44,10 +54,12 @@ class WorkerServer:
         self._turn = asyncio.Lock()
         self._writing = threading.Lock()
         self._idle = threading.Event()
+        self._is_ended = False
+        """True if the controller ended this worker. If it died, what outlives the command must stay."""
         self._worker: Worker | None = None
 
     def run(self, factory: Callable[[WorkerContext], Worker]) -> None:
-        """Constructs the worker and serves it until the controller hangs up."""
+        """Constructs the worker and serves it until the controller ends it, which closes the worker, or dies."""
         try:
             worker = self._construct_worker(factory)
             if worker is None:
@@ -57,7 +69,8 @@ class WorkerServer:
             while (call := self._calls.get()) is not None:
                 self._run(call)
             self._idle.set()
-            worker.close()
+            if self._is_ended:
+                worker.close()
         finally:
             # Wakes the controller, if it exists, and the receiving thread, regardless of the cause.
             with contextlib.suppress(OSError):
@@ -90,6 +103,9 @@ class WorkerServer:
 
     def _dispatch_call(self, call: Call | Reply) -> None:
         if isinstance(call, Reply):
+            return
+        if call.number == LAST:
+            self._is_ended = True
             return
         self.on_call(call)
         if call.number == UNAWAITED:

@@ -189,10 +189,11 @@ def _start(machine: Machine) -> None:
     here, and the start is tried twice. Raises InterlaceError if it fails again.
     """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_WITHIN_S))
-    # By default Ray's workers run at niceness 15. Processes that a worker started must not outlive it.
+    # By default Ray's workers run at niceness 15. Processes that a worker started must not outlive it. Ray's subreaper
+    # would end them too, but under it each child of a worker (the tests of a reward) seems to have ended with status 0.
     config = {
         "worker_niceness": 0,
-        "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
+        "process_group_cleanup_enabled": True,
         "gcs_rpc_server_connect_timeout_s": START_WITHIN_S,
         "gcs_rpc_server_reconnect_timeout_s": START_WITHIN_S,
     }
@@ -223,8 +224,8 @@ def _start(machine: Machine) -> None:
 def _signals_heard() -> Iterator[None]:
     """Restores the signal handlers that Ray replaces.
 
-    Ray's subreaper makes this process ignore SIGCHLD, so that every child seems to have ended with status 0. Ray also
-    ends this process at SIGTERM, for which the program may have a handler.
+    The subreaper of a Ray that is joined may make this process ignore SIGCHLD, so that every child seems to have ended
+    with status 0. Ray also ends this process at SIGTERM, for which the program may have a handler.
     """
     children, end = signal.getsignal(signal.SIGCHLD), signal.getsignal(signal.SIGTERM)
     try:

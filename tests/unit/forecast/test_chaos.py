@@ -37,6 +37,8 @@ def test_a_recipe_under_faults_keeps_every_promise(schedule: str) -> None:
         ("kill:rollout@often", "has the rate 'often'"),
         ("kill:rollout@2/step", "above 0 and at most 1"),
         ("kill:rollout@1s,kill:rollout@1s", "twice"),
+        ("kill:rollout@0.1/updat", "unknown phase 'updat'.*Did you mean 'update'"),
+        ("kill:rollout@2/update", "above 0 and at most 1"),
     ],
 )
 def test_a_bad_specification_is_refused(text: str, message: str) -> None:
@@ -96,3 +98,10 @@ def test_a_fault_of_a_trainer_after_the_end_is_not_injected() -> None:
     found = simulate_faults(recipe, parse_faults("kill:actor@99999s"), simulation, restart_s=10.0)
     assert found.missing == ("no fault was injected",)
     assert found.step_s == pytest.approx(found.step_s_without_faults)
+
+
+def test_a_fault_of_a_phase_is_refused_on_the_virtual_clock() -> None:
+    recipe = load_recipe("quickstart", SMALL)
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    with pytest.raises(UserError, match="kill:rollout@1/update: faults of a phase are not simulated"):
+        simulate_faults(recipe, parse_faults("kill:rollout@1/update"), simulation, restart_s=10.0)

@@ -48,6 +48,8 @@ class EngineSite:
     """Address of the server, for one that joined; if None, the index of the engine selects it."""
     logs: Path | None = None
     """Folder for the logs of servers that the engine starts; None for a temporary one."""
+    detaches: bool = False
+    """True if servers with a lease are no children of this process, because it may end before the run, as on Ray."""
     longest: int = 1
     """Tokens of the longest sequence of the run."""
     reserved_bytes: int = 0

@@ -161,7 +161,7 @@ class ServedKind(EngineKind, ABC):
             )
 
         record = record_file(site.logs.absolute(), site.instance)
-        return adopt_server(record, self.config.lease_s, describe_model(loaded), command)
+        return adopt_server(record, self.config.lease_s, describe_model(loaded), command, detaches=site.detaches)
 
     def _make_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess":
         """Saves the model for a server, which is not started."""
@@ -183,7 +183,7 @@ class ServedKind(EngineKind, ABC):
         except BaseException:
             shutil.rmtree(private, ignore_errors=True)
             raise
-        return ServerProcess(command, address, lease)
+        return ServerProcess(command, address, lease, detaches=site.detaches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,8 +206,9 @@ def make_private_folder() -> Path:
 
 
 def describe_model(loaded: "LoadedModel") -> str:
-    """Returns a digest of a model's configuration without its path."""
-    settings = {**loaded.model.config.to_dict(), "_name_or_path": ""}
+    """Returns a digest of a model's configuration without its path. It does not change when the model is saved."""
+    names = {"_name_or_path": "", "architectures": [type(loaded.model).__name__]}  # saving sets the latter
+    settings = {**loaded.model.config.to_dict(), **names}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -58,13 +58,19 @@ def write_record(lease: ServerLease, address: Address, command: ServerCommand, m
 
 
 def adopt_server(
-    file: Path, seconds: float, model: str, command: Callable[[ServerRecord], ServerCommand]
+    file: Path,
+    seconds: float,
+    model: str,
+    command: Callable[[ServerRecord], ServerCommand],
+    *,
+    detaches: bool = False,
 ) -> ServerProcess | None:
     """Adopts the server of a record. Returns None if no record exists.
 
     file: the record. seconds: lease after the adoption. model: see ServerRecord.model. command:
-    returns the command line that the run would start a server of a record's address with. Raises NotAdoptedError if
-    the server has ended or belongs to another run. If it runs with other settings, it is ended first.
+    returns the command line that the run would start a server of a record's address with. detaches: see ServerProcess,
+    for a server in its place. Raises NotAdoptedError if the server has ended or belongs to another run. If it runs with
+    other settings, it is ended first.
     """
     try:
         record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
@@ -81,7 +87,7 @@ def adopt_server(
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
     wanted = command(record)
-    server = ServerProcess(wanted, record.address, lease, adopted=guard)
+    server = ServerProcess(wanted, record.address, lease, adopted=guard, detaches=detaches)
     changed = "the model" if record.model != model else _describe_change(record, wanted)
     if changed:
         server.stop()
@@ -96,6 +102,16 @@ def _remove_folder(lease: ServerLease) -> None:
         if (lock := lease.lock()) is not None:
             shutil.rmtree(lease.folder, ignore_errors=True)
             os.close(lock)
+
+
+def _end_lease(file: Path) -> None:
+    """Removes a record, which ends the lease, and the folder of the server if its guard has ended."""
+    with contextlib.suppress(OSError, ValidationError):
+        record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
+        file.unlink()
+        if record.record == str(file):  # a copy of a run's folder contains another run's server
+            _remove_folder(ServerLease(seconds=0.0, record=file, folder=Path(record.folder)))
+    file.unlink(missing_ok=True)
 
 
 def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
@@ -118,6 +134,6 @@ def end_unused_servers(folder: Path, engines: Collection[int]) -> list[str]:
         if not number.isdecimal() or record != record_file(folder, int(number)):
             continue  # the file of a user
         if int(number) not in engines:
-            record.unlink(missing_ok=True)  # which ends the lease
+            _end_lease(record)
             ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
     return ended

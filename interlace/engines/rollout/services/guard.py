@@ -3,6 +3,9 @@
 Arguments: the lease in seconds, its record, the server's folder (see ServerLease), and the arguments of the server. The
 standard input is a pipe from the run. It ends when the run ends, even by SIGKILL, so no server outlives the run and
 the lease. The server ends with this process.
+
+With `--detach` as its first argument, the guard runs in another process, which is no child of the one that started it.
+It waits for its run as for one that adopts the server.
 """
 
 import contextlib
@@ -16,15 +19,19 @@ import time
 from pathlib import Path
 
 from interlace.core.processes import end_with_parent, kill_processes, read_stat
-from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.lease import CONNECT_S, ServerLease
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
+DETACH = "--detach"
 GROUP_END_S, POLL_S = 10.0, 0.02
 """Seconds for the processes of a server to end by SIGTERM before they are killed, and between two checks."""
 
 
-def main(seconds: str, record: str, folder: str, *arguments: str) -> int:
+def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     """Runs the command and returns its exit status."""
+    # A rank on Ray blocks SIGINT, by which a server ends, and may ignore SIGCHLD, without which each status is 0.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     lease = ServerLease(seconds=float(seconds), record=Path(record), folder=Path(folder))
     with contextlib.suppress(OSError):
         lease.lock()
@@ -34,19 +41,29 @@ def main(seconds: str, record: str, folder: str, *arguments: str) -> int:
         preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # noqa: PLW1509 - no threads
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    threading.Thread(target=_end_with_the_run, args=(lease,), daemon=True).start()
+    is_owned = threading.Event()
+    is_owned.set()
+    threading.Thread(target=_end_with_the_run, args=(lease, is_owned), daemon=True).start()
     status = child.wait()
     _end_group()  # a server that crashed leaves processes, which may hold a device
+    if not is_owned.wait(CONNECT_S):  # a run that is connected needs the folder for another start
+        shutil.rmtree(lease.folder, ignore_errors=True)
     return status
 
 
-def _end_with_the_run(lease: ServerLease) -> None:
-    """Waits for the end of the run, and of each run that adopts the server; then removes the server and its files."""
+def _end_with_the_run(lease: ServerLease, is_owned: threading.Event) -> None:
+    """Waits for the end of the run, and of each run that adopts the server; then removes the server and its files.
+
+    is_owned: is set while a run is connected.
+    """
     try:
         _wait_for_end(0)
+        is_owned.clear()
         while (owner := lease.wait_for_owner()) is not None:
+            is_owned.set()
             with owner:
                 _wait_for_end(owner.fileno())
+            is_owned.clear()
         remove_stale_folders()
     finally:
         shutil.rmtree(lease.folder, ignore_errors=True)
@@ -80,6 +97,16 @@ def _list_others() -> list[int]:
             if int(group) == os.getpgrp() and state != "Z" and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
+
+
+def main(*arguments: str) -> int:
+    """Runs the guard, and returns its exit status; with DETACH in another process."""
+    if arguments[0] != DETACH:
+        return run_server(*arguments)
+    if os.fork():
+        return 0
+    os.setsid()
+    return run_server(*arguments[1:])
 
 
 if __name__ == "__main__":

@@ -69,9 +69,12 @@ class ServerLease:
                     return owner
         return None
 
-    def connect(self) -> "AdoptedGuard | None":
-        """Connects to the guard as the run that owns the server. Returns None if no guard waits for a run."""
-        deadline_s = time.monotonic() + CONNECT_S
+    def connect(self, within_s: float = CONNECT_S) -> "AdoptedGuard | None":
+        """Connects to the guard as the run that owns the server. Returns None if no guard waits for a run.
+
+        within_s: seconds for the guard to begin to listen.
+        """
+        deadline_s = time.monotonic() + within_s
         while self.folder.is_dir():
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(CONNECT_S)
@@ -97,7 +100,7 @@ def record_file(folder: Path, number: int) -> Path:
 
 
 class AdoptedGuard:
-    """Guard of an adopted server, with the methods of a child process that its owner needs."""
+    """Guard that is no child of the run: of an adopted or detached server. It has the methods of a process in use."""
 
     returncode = None
     """A process that is not a child has no exit status."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlace.core.errors import DiskFullError, InterlaceError
-from interlace.core.processes import is_stopped, list_children
+from interlace.core.processes import is_stopped, list_children, read_command
+from interlace.engines.rollout.services.guard import DETACH
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
-from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease
+from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease, record_file
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
@@ -23,6 +24,8 @@ GUARD = "interlace.engines.rollout.services.guard"
 DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
 TAIL_BYTES = 3000
 """Bytes at the end of a log that an error quotes."""
+GUARD_START_S = 60.0
+"""Seconds for a detached guard to start."""
 END_S = 20.0
 """Seconds for a server and its guard to end by SIGTERM before they are killed."""
 EXIT_S = 10.0
@@ -49,13 +52,19 @@ class ServerProcess:
         lease: ServerLease,
         *,
         adopted: AdoptedGuard | None = None,
+        detaches: bool = False,
     ) -> None:
         """address: at which the server will listen. adopted: guard of the server, if it runs already.
+
+        detaches: whether a server with a lease is no child of this process. Ray ends a process with its children.
 
         The output of the server is appended to a log with the name of the lease's record.
         """
         self.address, self.lease, self.log = address, lease, lease.record.with_suffix(".log")
         self._command = command
+        self._detaches = detaches and lease.seconds > 0
+        self.is_adopted = adopted is not None
+        """True if the server was started by an earlier process."""
         self._process: subprocess.Popen[bytes] | AdoptedGuard | None = adopted
         self._started_at = _count_bytes(self.log) if adopted else 0
         """Size of the log when the process was started or adopted."""
@@ -70,11 +79,6 @@ class ServerProcess:
         return self._process.pid
 
     @property
-    def is_adopted(self) -> bool:
-        """Returns True if the server was started by an earlier process of the run."""
-        return isinstance(self._process, AdoptedGuard)
-
-    @property
     def sleep_file(self) -> Path:
         """Returns the file that exists while the server sleeps, is sent to sleep, or is woken."""
         return self.lease.folder / "asleep"
@@ -87,7 +91,8 @@ class ServerProcess:
     def start(self) -> None:
         """Starts the server process; it does not listen yet.
 
-        Removes the socket file of a killed server, because a server cannot listen at a file that exists.
+        Removes the socket file of a killed server, because a server cannot listen at a file that exists. Raises
+        ServiceError if a detached server does not start.
         """
         if self.address.url.startswith(UNIX):
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
@@ -95,17 +100,27 @@ class ServerProcess:
         self.change_file.unlink(missing_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = _count_bytes(self.log)
+        self.is_adopted = False
         lease = (f"{self.lease.seconds:g}", str(self.lease.record), str(self.lease.folder))
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", GUARD, *lease, *self._command.arguments],
-                stdin=subprocess.PIPE,  # never written to: it ends when this process ends, even if it is killed
+            process = subprocess.Popen(
+                [sys.executable, "-m", GUARD, *((DETACH,) if self._detaches else ()), *lease, *self._command.arguments],
+                # The pipe is never written to: it ends when this process ends, even if it is killed.
+                stdin=subprocess.DEVNULL if self._detaches else subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._command.environment},
                 start_new_session=True,
             )
+        self._process = self._connect_to_guard(process) if self._detaches else process
         _RUNNING.add(self)
+
+    def _connect_to_guard(self, starter: "subprocess.Popen[bytes]") -> AdoptedGuard:
+        """Connects to a detached guard. starter: the process that starts it, and ends."""
+        starter.wait()
+        if (guard := self.lease.connect(GUARD_START_S)) is None:
+            raise ServiceError(f"the guard of the server at {self.address.url} did not start. Log: {self.log}")
+        return guard
 
     def fault(self) -> ServiceError | DiskFullError | None:
         """Returns the reason why the server ended, with the end of its log, or that a signal has stopped it.
@@ -192,6 +207,21 @@ def _signal_group(pid: int, number: int) -> None:
 
 def _count_bytes(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
+
+
+def find_guards(engines: Path) -> dict[int, int]:
+    """Returns the guards of a run's servers on this machine, each with the number of its engine. Needs /proc.
+
+    engines: the run's folder of records.
+    """
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        arguments = read_command(int(entry.name)).split("\0")
+        for record in arguments if GUARD in arguments else ():
+            number = Path(record).stem.rpartition("-")[2]
+            if number.isdecimal() and Path(record) == record_file(engines.absolute(), int(number)):
+                found[int(entry.name)] = int(number)
+    return found
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import InterlaceConfig
 from interlace.engines.rollout.kinds import EngineSite, create_kind, parse_engine
-from interlace.engines.rollout.kinds.base import ServerSite
+from interlace.engines.rollout.kinds.base import ServerSite, describe_model
 from interlace.engines.rollout.kinds.interlace import InterlaceKind
 from interlace.engines.rollout.services.process import ServerCommand
 from interlace.models.config import ModelConfig
@@ -36,3 +36,12 @@ def test_a_server_that_cannot_be_started_leaves_no_folder(tmp_path: Path, monkey
     with pytest.raises(UserError, match="no command"):
         WithoutCommand(InterlaceConfig()).create(load_model(model), site)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_was_saved_for_a_server_is_the_same_model(tmp_path: Path) -> None:
+    """A rank in place of a killed one, or a run that resumes without a checkpoint, loads it without saving it."""
+    loaded = load_model(ModelConfig(path="tiny:micro"))
+    before = describe_model(loaded)
+    loaded.model.save_pretrained(tmp_path)
+    assert describe_model(loaded) == before
+    assert describe_model(load_model(ModelConfig(path="tiny:mini"))) != before

@@ -39,12 +39,12 @@ from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import ServerLease
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 
-record, folder, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-command = ServerCommand(arguments=sys.argv[4:])
+record, folder, seconds, detaches = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "True"
+command = ServerCommand(arguments=sys.argv[5:])
 lease = ServerLease(seconds=seconds, record=record, folder=folder)
 address = Address(url="http://127.0.0.1:9", key="key")
 write_record(lease, address, command, "model")
-server = ServerProcess(command, address, lease)
+server = ServerProcess(command, address, lease, detaches=detaches)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 server.start()
 print(server.pid, flush=True)
@@ -84,10 +84,10 @@ def adopt_and_wait() -> None:
 
 
 def start_run(
-    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP
+    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP, *, detaches: bool = False
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a run with a server. Returns the run, and the guard's process id."""
-    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), *arguments]
+    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), str(detaches), *arguments]
     run = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert run.stdout is not None
     guard = int(run.stdout.readline())
@@ -132,6 +132,20 @@ def test_a_server_is_adopted_and_waits_again_after_the_second_run_was_killed(kil
     assert killed.has_ended()
 
 
+def test_a_detached_server_is_no_child_of_its_run_and_is_adopted(tmp_path: Path, folder: Path) -> None:
+    """Ray ends a rank with its children."""
+    run, guard = start_run(tmp_path / "rollout-0.json", folder, 600.0, detaches=True)
+    wait_until(lambda: bool(children(guard)))
+    assert guard not in descendants(run.pid)
+    found = Killed(record=tmp_path / "rollout-0.json", folder=folder, processes=handles(descendants(guard)))
+    run.kill()
+    run.wait()
+    server = found.adopt()
+    assert isinstance(server, ServerProcess) and server.is_adopted and server.pid == guard and server.fault() is None
+    server.stop()
+    assert found.has_ended()
+
+
 def test_a_server_has_one_run(killed: Killed) -> None:
     server = killed.adopt()
     with pytest.raises(NotAdoptedError, match="it has ended"):
@@ -174,6 +188,19 @@ def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder:
     assert found.has_ended() and not folder.exists()
     with pytest.raises(NotAdoptedError, match="it has ended"):
         found.adopt()
+
+
+def test_a_server_that_crashes_without_a_run_leaves_no_folder(killed: Killed) -> None:
+    """Such as a server that ends by SIGTERM after its rank on Ray was killed."""
+    signal.pidfd_send_signal(killed.processes[1], signal.SIGKILL)
+    assert killed.has_ended() and not killed.folder.exists()
+
+
+def test_the_end_of_a_lease_removes_the_folder_that_a_killed_guard_left(killed: Killed) -> None:
+    signal.pidfd_send_signal(killed.processes[0], signal.SIGKILL)
+    assert killed.has_ended() and killed.folder.exists()
+    end_unused_servers(killed.record.parent, ())
+    assert not killed.folder.exists() and not killed.record.exists()
 
 
 def test_a_server_ends_if_its_record_is_removed(killed: Killed) -> None:

@@ -104,6 +104,34 @@ def test_servers_end_by_sigterm_before_they_are_killed_when_the_command_fails(tm
     assert (tmp_path / "0" / "asked").exists() and not Path("/proc", str(guard)).exists()
 
 
+ENDS_BY_SIGINT = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL, flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+
+
+def test_a_server_of_a_thread_that_blocks_sigint_ends_by_it(tmp_path: Path) -> None:
+    """Threads of Ray's workers block SIGINT, and some ignore SIGCHLD. Servers inherited both."""
+    lease = ServerLease(seconds=0.0, record=tmp_path / "record.json", folder=tmp_path / "server")
+    lease.folder.mkdir()
+    process = ServerProcess(ServerCommand(arguments=("-c", ENDS_BY_SIGINT)), Address(url="http://127.0.0.1:9"), lease)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    ignored = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGCHLD, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    wait_until(lambda: process.tail() == "True")
+    process.stop()
+    assert process.tail().endswith("ended")
+
+
 class NeverAnswers(HostedEngine):
     """A server that does not listen yet, or that hangs in the request before it serves."""
 
