@@ -29,6 +29,8 @@ INSIDE_EXPERTS = ("packed_colwise", COLUMNS, ROWS)
 """Styles of the tensors within EXPERTS, which this module shards by expert."""
 EXPERT_INPUTS = ("hidden_states", "top_k_index", "top_k_weights")
 COUNTS = ("num_attention_heads", "num_key_value_heads")
+HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+"""Names of norms within each head. Each rank applies them to other heads, which some plans (GLM-4.5, Phi) leave out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +127,9 @@ def _find_styles(model: PreTrainedModel) -> Mapping[str, str]:
     for name, module in model.named_modules():
         if not any(module is end for end in ends):
             found.update(_match_style(patterns, name))
+        owner, _, last = name.rpartition(".")
+        if last in HEAD_NORMS and COLUMNS in _match_style(patterns, f"{owner}.q_proj").values():
+            found.setdefault(name, GRADIENT)
     for name, _ in model.named_parameters():
         inside.update(_match_style(patterns, name))
     _check_styles(model, found, inside)
