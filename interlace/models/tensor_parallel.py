@@ -17,6 +17,7 @@ from torch import nn
 
 from interlace.core.errors import UserError
 from interlace.models.collectives import add_gradients, add_up, gather_parts
+from interlace.models.size import list_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,10 +69,10 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
 
 def check_heads(model: PreTrainedModel, size: int, setting: str) -> None:
     """Raises UserError if the attention heads cannot be divided among `size` ranks; see check_plan."""
-    config = model.config.get_text_config()
+    layers = list_layers(model.config)
     for count in COUNTS:
-        number = getattr(config, count, None)
-        if number and number % size:
+        numbers = {getattr(layer, count, None) or 0 for layer in layers}
+        if number := next((each for each in sorted(numbers) if each % size), None):
             raise UserError(
                 f"{setting}={size}, but {type(model).__name__} has {count}={number}, which cannot be shared out "
                 f"evenly. Set {setting} to a divisor of {number}."
