@@ -151,6 +151,7 @@ class VLLMClient(StreamingClient):
             "ignore_eos": True,
             "logprobs": 0,
             "detokenize": bool(params.stop),
+            "skip_special_tokens": False,  # a stop string may be a special token, such as <|im_end|>
         }
 
 

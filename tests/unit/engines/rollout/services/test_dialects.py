@@ -98,6 +98,7 @@ def test_vllm_streams_tokens_and_reports_versions_at_the_end() -> None:
     (body,) = seen
     assert body["token_ids"] == [1, 2, 6] and body["sampling_params"]["max_tokens"] == 2
     assert body["cache_salt"] == "version 0" and body["sampling_params"]["logit_bias"] == {"5": -1e30}
+    assert body["sampling_params"]["skip_special_tokens"] is False  # else vLLM finds no stop string that is one
 
 
 def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version() -> None:
