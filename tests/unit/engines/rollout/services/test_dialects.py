@@ -191,6 +191,26 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
     talk("sglang", handle, use)
 
 
+def test_sglang_gets_no_request_beyond_its_context() -> None:
+    """It would refuse a turn whose context leaves less room than max_new_tokens."""
+    sent: list[int] = []
+
+    async def handle(path: str, body: Body) -> Any:
+        if path == "/server_info":
+            return {"context_length": 5}
+        sent.append(body["sampling_params"]["max_new_tokens"])
+        meta = {"output_token_logprobs": [[-0.5, 30, None]], "finish_reason": {"type": "length"}}
+        return [{"meta_info": meta}]
+
+    async def use(client: EngineClient) -> None:
+        assert (await client.capacity()).context == 5
+        for prompt in ([1, 2], [1, 2, 3, 4]):
+            await client.generate([request(prompt_ids=prompt)], lambda *_: None)
+
+    talk("sglang", handle, use)
+    assert sent == [3, 1]
+
+
 def test_an_abort_does_not_overtake_the_message_of_its_requests() -> None:
     processed: list[str] = []
     is_slow = asyncio.Event()
