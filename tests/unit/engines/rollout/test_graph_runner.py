@@ -17,6 +17,7 @@ from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.config import KVKind, NativeConfig
 from interlace.engines.rollout.graph_runner import MIN_KEYS, Binding, Capture, GraphRunner, Replay, round_up
 from interlace.engines.rollout.live_weights import LiveWeights
+from interlace.engines.rollout.named_weights import GivenWeights
 from interlace.engines.rollout.prepare_model import PreparedModel, ServingConfig, serve
 from interlace.engines.rollout.runner import ModelRunner
 from interlace.models.config import ModelConfig
@@ -135,7 +136,7 @@ def test_an_update_of_an_engine_with_graphs_moves_no_weight() -> None:
     before = runner.start(one + 5, one, one, one)()[:1].clone()
     bound = runner.binding
     given = {name: tensor.clone() * 1.5 for name, tensor in prepared.model.state_dict().items()}
-    weights.update({name: given[name] for name in weights.names}, frozen=True)
+    weights.update(GivenWeights({name: given[name] for name in weights.names}), frozen=True)
     runner.rebind()
     assert runner.binding is bound
     after = runner.start(one + 5, one, one, one)()[:1]
