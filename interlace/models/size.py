@@ -23,6 +23,8 @@ class ModelSize:
     latent_kv_bytes_per_token: int
     """The same for an engine that caches one vector per token from which the heads' keys and values are computed (MLA,
     arXiv 2405.04434), such as vLLM; kv_bytes_per_token for other models."""
+    num_kv_parts: int
+    """Most ranks among which keys and values can be split; further ranks, and all of MLA, hold copies."""
     logit_bytes_per_token: int
     """One row of float32 logits; training keeps one for each response token of a micro-batch."""
     layer_bytes_per_token: int
@@ -83,6 +85,7 @@ def model_size(model: "PreTrainedModel") -> ModelSize:
         weight_bytes=model.num_parameters() * model.dtype.itemsize,
         kv_bytes_per_token=sum(map(_count_kv_numbers, layers)) * model.dtype.itemsize,
         latent_kv_bytes_per_token=sum(map(_count_latent_numbers, layers)) * model.dtype.itemsize,
+        num_kv_parts=min(1 if getattr(layer, "kv_lora_rank", None) else count_kv_heads(layer) for layer in layers),
         logit_bytes_per_token=FLOAT_BYTES * int(text.vocab_size),
         # Counted in the autograd graph of a decoder layer with a gated MLP: 11 rows of the hidden size, 4 of the MLP's.
         layer_bytes_per_token=FLOAT_BYTES * 11 * text.hidden_size

@@ -71,7 +71,8 @@ class VLLMKind(ServedKind):
         config, site, size = self.config, server.site, server.size
         is_cpu = site.devices[0] == "cpu"
         blocks = -(-config.kv_tokens // LARGEST_BLOCK) + 1  # The first block serves padding.
-        kv_bytes = blocks * LARGEST_BLOCK * size.latent_kv_bytes_per_token // config.tensor_parallel_size
+        parts = min(config.tensor_parallel_size, size.num_kv_parts)
+        kv_bytes = blocks * LARGEST_BLOCK * size.latent_kv_bytes_per_token // parts
         eager = is_cpu if config.enforce_eager is None else config.enforce_eager
         arguments = [
             *("-m", "vllm.entrypoints.openai.api_server"),
