@@ -1,6 +1,6 @@
 """`sglang`: SGLang's server. Not run here, because it needs a GPU: written against the source of sglang 0.5.23."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class SGLangClient(StreamingClient):
         self._context: int | None = None
         """Tokens of the longest sequence that the server takes, once capacity() was called."""
 
-    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta, on_answer: Callable[[], None]) -> bool:
         token_ids, sampling = list_tokens(request), write_sampling(request, self._seed, self._own_stops)
         if self._context is not None:  # SGLang refuses a request that may reach beyond it, which others end there
             room = max(1, self._context - len(token_ids))
@@ -56,7 +56,7 @@ class SGLangClient(StreamingClient):
             "stream": True,
         }
         num_seen, has_ended = 0, False
-        async for line in self._connection.lines("/generate", body):
+        async for line in self._connection.lines("/generate", body, on_answer):
             if not line.startswith(DATA) or line[len(DATA) :].strip() == DONE:
                 continue
             delta, num_seen = read_chunk(self.name, line[len(DATA) :], num_seen)
@@ -76,6 +76,7 @@ class SGLangClient(StreamingClient):
         return [float(row[0]) for row in rows[1:]]
 
     async def abort(self, ids: Sequence[str]) -> None:
+        await self._wait_for_arrival(ids)
         for name in ids:
             if name in self._sent_as:
                 await self._connection.post("/abort_request", {"rid": self._sent_as[name]}, timeout_s=SHORT_S)
