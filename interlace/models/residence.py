@@ -10,6 +10,15 @@ Move: TypeAlias = Callable[[Tensor], Tensor]
 """Function that returns a tensor's copy at another place, or the tensor itself if it is already at that place."""
 
 
+def make_current(device: str) -> None:
+    """Makes a GPU the current device of this thread. Kernels of Triton and NCCL run there, not where their tensors are.
+
+    device: name in torch; a CPU has no current device.
+    """
+    if torch.device(device).index is not None and device.startswith("cuda"):
+        torch.cuda.set_device(device)
+
+
 class Residence:
     """Current place of each part of a model's state; onload and offload move the parts."""
 

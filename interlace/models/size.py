@@ -1,6 +1,6 @@
 """Sizes of a model, known before its weights are read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,11 @@ class ModelSize:
     kv_bytes_per_token: int
     """Keys and values of one token in all layers, if every layer attends to the whole context; otherwise an upper
     bound."""
+    latent_kv_bytes_per_token: int
+    """The same for an engine that caches one vector per token from which the heads' keys and values are computed (MLA,
+    arXiv 2405.04434), such as vLLM; kv_bytes_per_token for other models."""
+    num_kv_parts: int
+    """Most ranks among which keys and values can be split; further ranks, and all of MLA, hold copies."""
     logit_bytes_per_token: int
     """One row of float32 logits; training keeps one for each response token of a micro-batch."""
     layer_bytes_per_token: int
@@ -69,9 +74,7 @@ class ModelSize:
 def model_size(model: "PreTrainedModel") -> ModelSize:
     """Computes the sizes of a model without reading its weights, which may be on the meta device."""
     text = model.config.get_text_config()
-    num_heads = int(getattr(text, "num_attention_heads", None) or 1)
-    num_kv_heads = int(getattr(text, "num_key_value_heads", None) or num_heads)
-    head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // num_heads)
+    layers = list_layers(model.config)
     mlp_size = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
     expert_size = int(getattr(text, "moe_intermediate_size", None) or mlp_size)
     num_pairs = int(getattr(text, "num_experts_per_tok", None) or 0)
@@ -80,7 +83,9 @@ def model_size(model: "PreTrainedModel") -> ModelSize:
     return ModelSize(
         num_parameters=model.num_parameters(),
         weight_bytes=model.num_parameters() * model.dtype.itemsize,
-        kv_bytes_per_token=2 * int(text.num_hidden_layers) * num_kv_heads * head_dim * model.dtype.itemsize,
+        kv_bytes_per_token=sum(map(_count_kv_numbers, layers)) * model.dtype.itemsize,
+        latent_kv_bytes_per_token=sum(map(_count_latent_numbers, layers)) * model.dtype.itemsize,
+        num_kv_parts=min(1 if getattr(layer, "kv_lora_rank", None) else count_kv_heads(layer) for layer in layers),
         logit_bytes_per_token=FLOAT_BYTES * int(text.vocab_size),
         # Counted in the autograd graph of a decoder layer with a gated MLP: 11 rows of the hidden size, 4 of the MLP's.
         layer_bytes_per_token=FLOAT_BYTES * 11 * text.hidden_size
@@ -93,6 +98,31 @@ def model_size(model: "PreTrainedModel") -> ModelSize:
         num_experts=_count_experts(text) if num_pairs else 0,
         context=context_length(model.config),
     )
+
+
+def list_layers(config: "PretrainedConfig") -> "Sequence[PretrainedConfig]":
+    """Returns the configuration of each layer. In some models, such as Gemma 4, layers differ in their heads."""
+    return [*config.get_text_config().per_layer_config]
+
+
+def count_kv_heads(layer: "PretrainedConfig") -> int:
+    """Returns the number of key and value heads of a layer. layer: the layer's configuration."""
+    return int(getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_attention_heads", None) or 1)
+
+
+def _count_kv_numbers(layer: "PretrainedConfig") -> int:
+    """Counts the numbers of a token's keys and values in a layer."""
+    num_heads = int(getattr(layer, "num_attention_heads", None) or 1)
+    if getattr(layer, "kv_lora_rank", None):
+        return num_heads * int(layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)
+    head_dim = int(getattr(layer, "head_dim", None) or layer.hidden_size // num_heads)
+    return 2 * count_kv_heads(layer) * head_dim
+
+
+def _count_latent_numbers(layer: "PretrainedConfig") -> int:
+    """Counts the numbers of a token in a layer of an engine that caches latent vectors."""
+    rank = getattr(layer, "kv_lora_rank", None)
+    return int(rank + layer.qk_rope_head_dim) if rank else _count_kv_numbers(layer)
 
 
 def _count_experts(text: "PretrainedConfig") -> int:

@@ -17,6 +17,7 @@ from torch import nn
 
 from interlace.core.errors import UserError
 from interlace.models.collectives import add_gradients, add_up, gather_parts
+from interlace.models.size import list_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,8 @@ INSIDE_EXPERTS = ("packed_colwise", COLUMNS, ROWS)
 """Styles of the tensors within EXPERTS, which this module shards by expert."""
 EXPERT_INPUTS = ("hidden_states", "top_k_index", "top_k_weights")
 COUNTS = ("num_attention_heads", "num_key_value_heads")
+HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+"""Names of norms within each head. Each rank applies them to other heads, which some plans (GLM-4.5, Phi) leave out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +69,10 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
 
 def check_heads(model: PreTrainedModel, size: int, setting: str) -> None:
     """Raises UserError if the attention heads cannot be divided among `size` ranks; see check_plan."""
-    config = model.config.get_text_config()
+    layers = list_layers(model.config)
     for count in COUNTS:
-        number = getattr(config, count, None)
-        if number and number % size:
+        numbers = {getattr(layer, count, None) or 0 for layer in layers}
+        if number := next((each for each in sorted(numbers) if each % size), None):
             raise UserError(
                 f"{setting}={size}, but {type(model).__name__} has {count}={number}, which cannot be shared out "
                 f"evenly. Set {setting} to a divisor of {number}."
@@ -125,6 +128,9 @@ def _find_styles(model: PreTrainedModel) -> Mapping[str, str]:
     for name, module in model.named_modules():
         if not any(module is end for end in ends):
             found.update(_match_style(patterns, name))
+        owner, _, last = name.rpartition(".")
+        if last in HEAD_NORMS and COLUMNS in _match_style(patterns, f"{owner}.q_proj").values():
+            found.setdefault(name, GRADIENT)
     for name, _ in model.named_parameters():
         inside.update(_match_style(patterns, name))
     _check_styles(model, found, inside)

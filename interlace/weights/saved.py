@@ -222,6 +222,47 @@ def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
     return SavedForm(landings=back, shapes=_measure_extents(back), config=config, tokenizer=tokenizer)
 
 
+def find_other_form(model: PreTrainedModel) -> SavedForm | None:
+    """Returns the layout that transformers would save a model in, if it differs from the model's names and shapes.
+
+    Returns None if both are equal. The model may be on the meta device.
+    """
+    form = trace_saved_form(model)
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return form if any(own.get(name) != shape for name, shape in form.shapes.items()) else None
+
+
+class SavedFormWeights(Mapping[str, "Tensor"]):
+    """A model's weights by the names and shapes of its saved form, each cut out or assembled when it is read."""
+
+    def __init__(self, weights: Mapping[str, Tensor], form: SavedForm) -> None:
+        """weights: by the model's names, tied ones once."""
+        self._weights = weights
+        self._landings: dict[str, list[Landing]] = {}
+        for name, box, target, target_box in form.landings:
+            if target in weights:
+                self._landings.setdefault(name, []).append(Landing(target, target_box, name, box))
+        self.shapes = {name: form.shapes[name] for name in self._landings}
+        self._held: tuple[str, Tensor] | None = None
+        """The model's tensor that was read last: the experts of a layer are parts of one."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        pieces = self._landings[name]
+        blocks = [self._read(piece.source)[piece.source_box.slices] for piece in pieces]
+        return join_landed(Box.of(self.shapes[name]), pieces, blocks, blocks[0].dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def _read(self, name: str) -> Tensor:
+        if self._held is None or self._held[0] != name:
+            self._held = name, self._weights[name]
+        return self._held[1]
+
+
 def _measure_extents(landings: Sequence[Landing]) -> Mapping[str, tuple[int, ...]]:
     """Returns the shape of each saved tensor, as the extent of its blocks."""
     found: dict[str, tuple[int, ...]] = {}

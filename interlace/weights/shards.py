@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import InterlaceError
@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def shards_of(tensors: Mapping[str, Tensor], served: torch.dtype | None = None) -> tuple[Shard, ...]:
-    """Describes a rank's part of tensors. served: dtype in which floats are served. If None, their dtype is kept."""
+def shards_of(
+    tensors: Mapping[str, Tensor], served: torch.dtype | None = None, exact: Container[str] = ()
+) -> tuple[Shard, ...]:
+    """Describes a rank's part of tensors. served: dtype in which floats are served. If None, their dtype is kept.
+
+    exact: names of tensors whose dtype is kept in any case.
+    """
     return tuple(
-        Shard(name, tuple(tensor.shape), _type_name(tensor, served), box_of(tensor)) for name, tensor in tensors.items()
+        Shard(name, tuple(tensor.shape), _type_name(tensor, None if name in exact else served), box_of(tensor))
+        for name, tensor in tensors.items()
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -53,16 +53,17 @@ class WeightWriter:
         copy: bool = True,
         stays: bool = False,
         served: torch.dtype | None = None,
+        exact: Container[str] = (),
         adapter: AdapterBase | None = None,
     ) -> WeightPart:
         """Makes a version available. tensors: whole tensors, or DTensors, of which this rank's block is written.
 
         copy: the version must not change afterwards, even if the tensors do. stays: the tensors never change. served:
-        dtype in which floats are served. If None, their dtype is kept. adapter: base of the tensors, if these are the
-        factors of an adapter.
+        dtype in which floats are served. If None, their dtype is kept. exact: names of tensors whose dtype is kept in
+        any case. adapter: base of the tensors, if these are the factors of an adapter.
         """
         start_s = time.perf_counter()
-        shards = shards_of(tensors, served)
+        shards = shards_of(tensors, served, exact)
         parcel = self._encoder.encode(version, shards, map(local_part, tensors.values()))
         if adapter is None:
             parcel = replace(parcel, form=self._form)

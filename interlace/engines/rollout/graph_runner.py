@@ -192,14 +192,19 @@ def round_up(number: int, least: int) -> int:
 class CudaCapture:
     """Captures CUDA graphs that share one memory pool: only the result of the last replay is read."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        """device: on which the captured functions run."""
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
         """Captures a function, after two calls on a side stream during which libraries allocate their workspaces.
 
         Raises RuntimeError if the function waits for the GPU.
         """
+        with torch.cuda.device(self._device):  # a thread's own device is the first GPU
+            return self._capture_function(function)
+
+    def _capture_function(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -207,7 +212,8 @@ class CudaCapture:
                 function()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other ranks may be threads of this process, which allocate memory meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Other ranks may be threads of this process, which allocate memory meanwhile. torch's own stream of captures
+        # belongs to the GPU of the first capture.
+        with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             filled = function()
         return graph.replay, filled

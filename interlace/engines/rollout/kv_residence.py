@@ -62,4 +62,4 @@ class KVResidence:
     def _count_held_rows(self) -> dict[int, int]:
         """Returns the rows whose content survives a switch of the device, each with its number of computed tokens."""
         running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
-        return running | self._prefixes.retained.kept_rows
+        return running | self._prefixes.retained.held_rows

@@ -61,7 +61,7 @@ def size_kv_cache(
     if config.max_tokens != "auto":
         return SizedConfig(config=config, note=None)
     size, ranks = model_size(model), mesh.size() if mesh else 1
-    per_token = max(1, size.kv_bytes_per_token // ranks)
+    per_token = max(1, size.kv_bytes_per_token // min(ranks, size.num_kv_parts))
     most = SPARE_CONTEXTS * config.max_running * min(context_length(model.config) or AUTO_TOKENS, AUTO_TOKENS)
     if model.device.type == "cuda":
         free, total = _measure_gpu(model.device)

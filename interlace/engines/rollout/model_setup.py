@@ -4,11 +4,14 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from interlace.engines.rollout.attention import INTERFACE, AttentionHub, AttentionTraits, LayerRecorder, bind, register
 from interlace.engines.rollout.kv_store import LayerShape
+
+EXPERT_BYTES = 1 << 28
+"""Limit of the copies of expert weights in a mixture's layer, in bytes; one token's copies may take more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +43,10 @@ def route_attention(model: PreTrainedModel) -> RoutedModel:
     register()
     own_config(model)
     model.set_attn_implementation(INTERFACE)
-    if model._can_set_experts_implementation():
-        # The bits of a row do not depend on the other rows of its expert.
-        model.set_experts_implementation("batched_mm")
+    # On a GPU, transformers' own products of experts stay: copies of each token's experts would fill the memory.
+    if model.device.type == "cpu" and model._can_set_experts_implementation():
+        _register_experts()
+        model.set_experts_implementation(INTERFACE)
     hub, recorder = AttentionHub(), LayerRecorder()
     candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
     for module in candidates:
@@ -58,6 +62,27 @@ def route_attention(model: PreTrainedModel) -> RoutedModel:
     return RoutedModel(
         hub=hub, shapes=tuple(recorder.shapes), traits=tuple(recorder.traits), modules=tuple(recorder.modules)
     )
+
+
+def _register_experts() -> None:
+    """Registers `_run_experts` in transformers. Repeated calls are harmless."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(INTERFACE, _run_experts)
+
+
+def _run_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Implements transformers' interface of experts by a product with copies of each token's experts.
+
+    So the bits of a token do not depend on the other tokens of its experts. The tokens run in groups whose copies fit
+    into EXPERT_BYTES.
+    """
+    from transformers.integrations.moe import batched_mm_experts_forward
+
+    expert_bytes = max(weight.nbytes // weight.shape[0] for weight in module.parameters(recurse=False))
+    most = max(1, EXPERT_BYTES // (expert_bytes * top_k_index.shape[1]))
+    groups = zip(*(each.split(most) for each in (hidden_states, top_k_index, top_k_weights)), strict=True)
+    return torch.cat([batched_mm_experts_forward(module, *group) for group in groups])
 
 
 def restore_attention(model: PreTrainedModel, implementation: str) -> None:

@@ -177,13 +177,13 @@ class RetainedRows:
     @property
     def num_held(self) -> int:
         """Counts the cells of ended sequences."""
-        holders = [*self._idle, *self._kept.values()]
-        return self._store.count_held(np.asarray([holder.row for holder in holders], np.int64)) if holders else 0
+        rows = [*self.held_rows]
+        return self._store.count_held(np.asarray(rows, np.int64)) if rows else 0
 
     @property
-    def kept_rows(self) -> dict[int, int]:
-        """Returns the rows that wait for a sample's next turn, each with its number of tokens."""
-        return {holder.row: holder.num_tokens for holder in self._kept.values()}
+    def held_rows(self) -> dict[int, int]:
+        """Returns the rows with cells of ended sequences, each with its number of tokens."""
+        return {holder.row: holder.num_tokens for holder in (*self._idle, *self._kept.values())}
 
     def _first_kept(self) -> Holder | None:
         holders = [*self._kept.values()]

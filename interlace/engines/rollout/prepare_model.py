@@ -1,6 +1,7 @@
 """Preparation of a loaded model for serving: attention routing, KV store, choice and verification of a runner."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,9 +125,12 @@ def _serve_routed(
     if config.engine.cuda_graphs and model.device.type == "cuda" and isinstance(attention, TorchAttention):
         forms = (True, False) if config.engine.compile_model and not config.mesh else (False,)
         runners[:0] = [
-            GraphRunner(plain, attention, store, spare_row=spare_row, make_capture=CudaCapture, compiles=compiles)
+            GraphRunner(
+                plain, attention, store, spare_row=spare_row, make_capture=partial(CudaCapture, model.device),
+                compiles=compiles,
+            )
             for compiles in forms
-        ]
+        ]  # fmt: skip
     if (
         config.engine.compile_decoder
         and not config.mesh

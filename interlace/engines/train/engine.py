@@ -16,7 +16,7 @@ import torch
 
 from interlace.core.training import LossFn, LossInputs, LossOutputs, check_outputs
 from interlace.engines.train.aggregation import Aggregator
-from interlace.engines.train.export import model_files
+from interlace.engines.train.export import list_exact_names, model_files
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals, policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
 
@@ -126,8 +126,9 @@ class TrainEngine(TrainedEngine):
         if self._adapter and writer.sends_adapters:
             return writer.write(version, self._adapter.tensors, copy=copy, adapter=self._adapter.base)
         stays = self._adapter is not None  # with an adapter, weights never change, and merged tensors are new
-        served = getattr(torch, self.config.served_dtype)
-        return writer.write(version, self._own_weights(), copy=copy, stays=stays, served=served)
+        served, weights = getattr(torch, self.config.served_dtype), self._own_weights()
+        exact = list_exact_names(self.model, weights, served)
+        return writer.write(version, weights, copy=copy, stays=stays, served=served, exact=exact)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
         """Returns the weights, with the adapter merged."""

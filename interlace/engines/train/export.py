@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,20 @@ def list_named_weights(model: nn.Module) -> Mapping[str, Tensor]:
             seen.add(id(tensor))
             kept[name] = tensor.detach()
     return kept
+
+
+def list_exact_names(model: PreTrainedModel, names: Iterable[str], served: torch.dtype) -> frozenset[str]:
+    """Returns the names of tensors that transformers loads in float32 into a model of type `served`.
+
+    Experts are chosen by such tensors, for example: other experts would be chosen after rounding.
+    """
+    from transformers.core_model_loading import build_glob_alternation
+
+    patterns = [*model._get_dtype_plan(served)]
+    if not patterns:
+        return frozenset()
+    alternation = build_glob_alternation(patterns)[0]
+    return frozenset(name for name in names if alternation.search(name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

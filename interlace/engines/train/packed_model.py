@@ -28,6 +28,7 @@ from interlace.engines.train.speedups import apply_liger, compile_layers
 from interlace.models.action_head import head_of
 from interlace.models.expert_parallel import share_experts
 from interlace.models.inputs import input_embedding
+from interlace.models.residence import make_current
 from interlace.models.tensor_parallel import VocabularyPart, share_layers
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class PackedModel:
         self.num_ids: int | None = None
         """Number of ids over which log-probs are normalized; see TrainConfig."""
         self.device = torch.device(device)
+        make_current(device)
         reads = input_embedding(model.config)
         self.placeholder = None if reads is None else reads.placeholder
         """Token that arrays replace; None if the model reads only tokens."""

@@ -3,7 +3,7 @@
 from interlace.forecast.costs.roofline import ModelShape, roofline_profile
 from interlace.forecast.profile.types import Profile, RunSizes
 from interlace.models.loading import empty_model
-from interlace.models.size import model_size
+from interlace.models.size import count_kv_heads, list_layers, model_size
 from interlace.run.recipe.config import Recipe
 
 BF16_BYTES = 2
@@ -12,13 +12,12 @@ BF16_BYTES = 2
 def shape_of(recipe: Recipe) -> ModelShape:
     """Returns the properties of a recipe's model that determine its costs, without reading weights."""
     model = empty_model(recipe.model)
-    size, text = model_size(model), model.config.get_text_config()
-    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    size = model_size(model)
     return ModelShape(
         name=recipe.model.path,
         num_parameters=size.num_parameters,
         num_layers=size.num_layers,
-        num_kv_heads=heads,
+        num_kv_heads=min(map(count_kv_heads, list_layers(model.config))),
         kv_bytes_per_token=size.kv_bytes_per_token * BF16_BYTES // model.dtype.itemsize,
         logit_bytes_per_token=size.logit_bytes_per_token,
         hidden_bytes_per_token=size.hidden_bytes_per_token // 2,

@@ -6,6 +6,7 @@ one GPU: colocated engines use cuda_ipc.
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NcclPair(Pair):
-    """A group of one trainer rank (0) and one engine rank (1), each on the current device of its process."""
+    """A group of one trainer rank (0) and one engine rank (1), each on the current device of its thread."""
 
     backend = "nccl"
 
@@ -50,6 +51,15 @@ class NcclSender(PeerSender):
     """A trainer rank's side. Versions are kept on its device."""
 
     pair = NcclPair
+
+    def __init__(self, config: WeightsConfig) -> None:
+        """Sends from the current device of the calling thread."""
+        self._device = torch.cuda.current_device()
+        super().__init__(config)
+
+    def _serve_engine(self, connection: socket.socket) -> None:
+        torch.cuda.set_device(self._device)  # a new thread begins on the first GPU
+        super()._serve_engine(connection)
 
     def _place_tensor(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams, Segment
@@ -130,3 +130,25 @@ def sample_of(length: int) -> Sample:
         prompt=Prompt(uid="", token_ids=tokens[:2], text="", answer=""),
         segments=(Segment(token_ids=tokens[2:]),),
     )
+
+
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 12, "first_k_dense_replace": 2,
+}  # fmt: skip
+MIXED = {
+    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "own"), [("deepseek_v3", LATENT), ("gemma4_text", MIXED)])
+def test_keys_and_values_take_what_is_known_before(kind: str, own: dict[str, object]) -> None:
+    """Of a model that computes all heads from one vector, and of a model whose layers have heads of several sizes."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(kind, intermediate_size=32, max_position_embeddings=64, **sizes, **own)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    known, spare = model_size(model), 16
+    engine = NativeEngine(model, config=NativeConfig(max_running=2, max_tokens=64))
+    assert "plain" not in engine.report().attention
+    assert engine.memory().kv_cache == (64 + spare) * known.kv_bytes_per_token

@@ -144,3 +144,25 @@ def test_another_base_is_refused_and_the_old_weights_serve() -> None:
         take_in(served, WeightReader(), ref)
     assert served.version == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in served._model.state_dict().items())
+
+
+def test_an_adapter_is_added_to_the_base_that_was_loaded_last(tmp_path: Path) -> None:
+    writer, reader = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone"))), WeightReader()
+    served, first = serving("qwen2"), trained("qwen2", LORA)
+    step(first, 0)
+    take_in(served, reader, WeightRef(version=1, parts=(first.write_weights(writer, 1, copy=True),)))
+    other = tiny_model("qwen2")
+    with torch.no_grad():
+        other.get_parameter("model.layers.0.self_attn.q_proj.weight").mul_(2)
+    other.save_pretrained(tmp_path)
+    served.load(tmp_path, 2, "recompute")
+    with pytest.raises(UserError, match="another than the one that the adapter was trained on"):
+        take_in(served, reader, WeightRef(version=3, parts=(first.write_weights(writer, 3, copy=True),)))
+    adapter = Adapter(other, LORA, seed=0)
+    second = TrainEngine(
+        other, loss=first._loss, optimizer=OptimizerConfig(lr=1e-2), config=TrainConfig(), adapter=adapter
+    )
+    step(second, 0)
+    take_in(served, reader, WeightRef(version=4, parts=(second.write_weights(writer, 4, copy=True),)))
+    for name, tensor in adapter.merge_weights().items():
+        assert torch.allclose(served.model.state_dict()[name], tensor, atol=1e-6), name

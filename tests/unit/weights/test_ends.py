@@ -273,3 +273,12 @@ def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: py
             writer.write(2, weights(2))
         assert sorted(path.name for path in tmp_path.rglob("*")) == whole
         assert taken(reader, ref).keys() == weights(1).keys()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL does not allow two ranks on one GPU")
+def test_nccl_sends_from_the_gpu_of_the_trainer(tmp_path: Path) -> None:
+    with torch.cuda.device(1), ends(tmp_path, "nccl") as (writer, reader):
+        ref = publish(writer, 1, {name: tensor.to("cuda:1") for name, tensor in weights(1).items()})
+        with torch.cuda.device(0):
+            assert_equal(taken(reader, ref), weights(1))

@@ -69,6 +69,7 @@ class AddressKind(EngineKind):
         from interlace.engines.rollout.services.http import Address
         from interlace.engines.rollout.services.link import ServerLink
         from interlace.models.loading import empty_model
+        from interlace.weights.saved import find_other_form
 
         address, dialect = Address(url=url, key=self.key), dialect_named(self.config.dialect)
         own_stops = end_tokens(loaded)
@@ -93,7 +94,9 @@ class AddressKind(EngineKind):
             if same_noise or not is_ours
             else (f"the server draws with seed {capacity.seed}, and the run's seed is {site.seed}",),
         )
-        model = ServedModel(limits=limits, weights=LiveWeights(empty_model(site.model)))
+        empty = empty_model(site.model)
+        form = None if is_ours else find_other_form(empty)
+        model = ServedModel(limits=limits, weights=LiveWeights(empty), form=form)
         return ServiceEngine(link, model, traits)
 
 

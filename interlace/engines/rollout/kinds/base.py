@@ -61,6 +61,9 @@ class ServedKind(EngineKind, ABC):
     """True if the server listens on a socket file in a private folder instead of a port of the loopback address."""
     reads_manifests: ClassVar[bool] = False
     """True if the server reads a version from the trainer's shared memory (services/manifest.py)."""
+    reads_own_names: ClassVar[bool] = False
+    """True if the server reads weights by the names of this package's models, and not only as transformers saves them.
+    """
 
     def num_devices(self, pool: str) -> int:  # noqa: ARG002 - equal for all pools
         return self.config.tensor_parallel_size
@@ -84,8 +87,9 @@ class ServedKind(EngineKind, ABC):
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
         from interlace.models.loading import empty_model
         from interlace.models.size import model_size
+        from interlace.weights.saved import find_other_form
 
-        size = model_size(loaded.model)
+        size, empty = model_size(loaded.model), empty_model(site.model)
         opened = self._open_server(loaded, site, size)
         capacity = opened.capacity
         context = capacity.context or self.config.kv_tokens
@@ -98,7 +102,8 @@ class ServedKind(EngineKind, ABC):
         )
         model = ServedModel(
             limits=limits,
-            weights=LiveWeights(empty_model(site.model)),
+            weights=LiveWeights(empty),
+            form=None if self.reads_own_names else find_other_form(empty),
             folder=opened.folder / MODEL,
             manifest_reader=opened.pid if self.reads_manifests else None,
             memory=EngineMemory(

@@ -23,6 +23,7 @@ class InterlaceKind(ServedKind):
     draws_known_ids = True
     dialect = "interlace"
     reads_manifests = True
+    reads_own_names = True
     remark = "the native engine in processes with an address"
 
     def absence(self, pool: str) -> str | None:

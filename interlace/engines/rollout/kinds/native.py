@@ -50,7 +50,9 @@ class NativeKind(EngineKind):
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
         from interlace.engines.rollout.engine import NativeEngine
         from interlace.engines.rollout.kv_size import KVNeeds
+        from interlace.models.residence import make_current
 
+        make_current(site.devices[0])
         return NativeEngine(
             loaded.model.to(site.devices[0]),  # type: ignore[arg-type]  # transformers' own stub
             config=self.config,

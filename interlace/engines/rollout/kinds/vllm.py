@@ -53,10 +53,12 @@ class VLLMKind(ServedKind):
             return
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        text = model.config.get_text_config()
-        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        from interlace.models.size import list_layers
+
+        layers = list_layers(model.config)
+        sizes = {getattr(each, "head_dim", None) or each.hidden_size // each.num_attention_heads for each in layers}
         known = CPUAttentionBackend.get_supported_head_sizes()
-        if size not in known:
+        if size := next((each for each in sorted(sizes) if each not in known), None):
             raise UserError(
                 f"the model's attention heads have {size} numbers, and on CPU cores vLLM serves heads of "
                 f"{', '.join(map(str, known))}. Take another model (tiny:mini is one of 32) or rollout.engine=native."
@@ -69,7 +71,8 @@ class VLLMKind(ServedKind):
         config, site, size = self.config, server.site, server.size
         is_cpu = site.devices[0] == "cpu"
         blocks = -(-config.kv_tokens // LARGEST_BLOCK) + 1  # The first block serves padding.
-        kv_bytes = blocks * LARGEST_BLOCK * size.kv_bytes_per_token // config.tensor_parallel_size
+        parts = min(config.tensor_parallel_size, size.num_kv_parts)
+        kv_bytes = blocks * LARGEST_BLOCK * size.latent_kv_bytes_per_token // parts
         eager = is_cpu if config.enforce_eager is None else config.enforce_eager
         arguments = [
             *("-m", "vllm.entrypoints.openai.api_server"),

@@ -24,7 +24,7 @@ from interlace.engines.rollout.services.protocol import Delta, ServiceError
 from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, UpdateMode, WeightProbe, WeightRef
-from interlace.weights.saved import SavedWeights
+from interlace.weights.saved import SavedForm, SavedFormWeights, SavedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,8 @@ class ServedModel:
     memory: EngineMemory = EngineMemory()
     manifest_reader: int | None = None
     """Process of a server on this machine that reads manifests of versions; None if the server takes folders alone."""
+    form: SavedForm | None = None
+    """Names and shapes of the weights in the folders that the server reads; None if they are the model's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +196,7 @@ class ServiceEngine(LinkedServer):
     ) -> None:
         check_mode(mode)
         self._check_shapes(GivenWeights(tensors))
-        self._replace(self._folders.write(tensors, self._model.folder), version, mode)
+        self._replace(self._write_folder(tensors), version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
         check_mode(mode)
@@ -211,10 +213,11 @@ class ServiceEngine(LinkedServer):
             return
         with reader.open(ref) as weights:
             self._check_shapes(GivenWeights(weights))
-            if self._model.manifest_reader is not None and can_write_manifest(ref):
+            has_own_names = self._model.form is None  # a manifest is of the model's names
+            if self._model.manifest_reader is not None and has_own_names and can_write_manifest(ref):
                 source = self._folders.write_manifest(ref)
             else:
-                source = self._folders.write(dict(weights), self._model.folder)
+                source = self._write_folder(weights)
             self._replace(source, ref.version, mode, probe=ref.probe)
 
     def recover(self) -> str:
@@ -245,6 +248,11 @@ class ServiceEngine(LinkedServer):
 
     def metrics(self) -> Metrics:
         return {"num_running": float(len(self._live)), "is_lost": float(bool(self._link.lost))}
+
+    def _write_folder(self, weights: "Mapping[str, Tensor]") -> Path:
+        """Writes a version into a folder that the server reads."""
+        form = self._model.form
+        return self._folders.write(dict(SavedFormWeights(weights, form) if form else weights), self._model.folder)
 
     def _check_shapes(self, weights: NamedWeights) -> None:
         """Refuses weights of other shapes; if a folder's names are not the model's, only the server checks them."""

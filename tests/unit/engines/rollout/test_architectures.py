@@ -5,8 +5,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Request, Response, SampleKey
-from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams, model_setup
 from interlace.engines.rollout.config import KVKind
+from tests.unit.engines.train.test_logprobs import Largest
 
 _SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -154,3 +155,16 @@ def test_parity_with_pages(name: str) -> None:
     done = serve_with_interruptions(engine)
     for index, prompt in enumerate(PROMPTS):
         assert list(done[index].token_ids) == reference(build(kind, settings), prompt)[0]
+
+
+def test_copies_of_expert_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of a real mixture would otherwise need hundreds of gigabytes."""
+    kind, settings = ROUTED["qwen3-moe"]
+    model, prompt = build(kind, settings), list(range(40))
+    of_a_token = 2 * model.get_parameter("model.layers.0.mlp.experts.gate_up_proj")[0].nbytes
+    monkeypatch.setattr(model_setup, "EXPERT_BYTES", 3 * of_a_token)
+    engine = NativeEngine(model, config=NativeConfig(max_running=1, max_tokens=128))
+    with Largest() as made:
+        [response] = engine.generate([prompt], SamplingParams(max_new_tokens=NEW, temperature=0))
+    assert made.elements <= 3 * of_a_token // 4
+    assert list(response.token_ids) == reference(build(kind, settings), prompt)[0]

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from interlace.engines.rollout import NativeEngine, SamplingParams
 from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.config import KVKind, NativeConfig
 from interlace.engines.rollout.graph_runner import MIN_KEYS, Binding, Capture, GraphRunner, Replay, round_up
 from interlace.engines.rollout.live_weights import LiveWeights
+from interlace.engines.rollout.named_weights import GivenWeights
 from interlace.engines.rollout.prepare_model import PreparedModel, ServingConfig, serve
 from interlace.engines.rollout.runner import ModelRunner
 from interlace.models.config import ModelConfig
@@ -134,7 +136,7 @@ def test_an_update_of_an_engine_with_graphs_moves_no_weight() -> None:
     before = runner.start(one + 5, one, one, one)()[:1].clone()
     bound = runner.binding
     given = {name: tensor.clone() * 1.5 for name, tensor in prepared.model.state_dict().items()}
-    weights.update({name: given[name] for name in weights.names}, frozen=True)
+    weights.update(GivenWeights({name: given[name] for name in weights.names}), frozen=True)
     runner.rebind()
     assert runner.binding is bound
     after = runner.start(one + 5, one, one, one)()[:1]
@@ -171,3 +173,15 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs() -> None:
 @pytest.mark.parametrize(("number", "least", "rounded"), [(1, 4, 4), (4, 4, 4), (5, 4, 8), (65, 64, 128), (64, 64, 64)])
 def test_shapes_are_powers_of_two(number: int, least: int, rounded: int) -> None:
     assert round_up(number, least) == rounded
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU is the device of every thread")
+def test_a_model_on_another_gpu_than_the_thread_s_is_captured() -> None:
+    captured = []
+    for device in ("cuda:0", "cuda:1"):
+        model = load_model(ModelConfig(path="tiny:mini")).model.to(device)
+        engine = NativeEngine(model, config=NativeConfig(max_running=MAX_ROWS, max_tokens=4096))
+        assert engine.report().attention.endswith("CUDA graphs")
+        captured.append(engine.generate([[5, 6, 7]], SamplingParams(max_new_tokens=8))[0].token_ids)
+    assert captured[0] == captured[1]

@@ -125,6 +125,21 @@ def test_a_context_outlives_a_switch_of_the_device(make_model: ModelMaker, kv_on
     assert found.num_cached_tokens == expected and found.logprobs == drain(fresh)[0].logprobs
 
 
+@pytest.mark.parametrize("kv", ["slots", "pages"])
+def test_a_context_released_during_a_switch_keeps_its_content(make_model: ModelMaker, kv: KVKind) -> None:
+    """It then serves all sequences."""
+    engine, fresh = (NativeEngine(make_model(), config=NativeConfig(kv=kv)) for _ in range(2))
+    engine.submit(turn(0, 0, SYSTEM))
+    other = turn(1, 0, [*SYSTEM, *drain(engine)[0].token_ids, *HINT])
+    engine.offload()
+    engine.release([SampleKey(0, 0)])
+    engine.onload()
+    for each in (engine, fresh):
+        each.submit(other)
+    found = drain(engine)[1]
+    assert found.num_cached_tokens > 0 and found.logprobs == drain(fresh)[1].logprobs
+
+
 @pytest.mark.parametrize("by", ["switch", "update"])
 def test_a_turn_that_was_computed_again_is_kept_like_any_other(make_model: ModelMaker, by: str) -> None:
     engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=1))

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.engines.rollout.config import InterlaceConfig
+from interlace.engines.rollout.config import InterlaceConfig, VLLMConfig
 from interlace.engines.rollout.kinds import EngineSite, create_kind, parse_engine
 from interlace.engines.rollout.kinds.base import ServerSite, describe_model
 from interlace.engines.rollout.kinds.interlace import InterlaceKind
+from interlace.engines.rollout.kinds.vllm import VLLMKind
+from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.process import ServerCommand
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
+from interlace.models.size import model_size
+from tests.unit.engines.train.models import tiny_model
 
 
 class WithoutCommand(InterlaceKind):
@@ -45,3 +49,14 @@ def test_a_model_that_was_saved_for_a_server_is_the_same_model(tmp_path: Path) -
     loaded.model.save_pretrained(tmp_path)
     assert describe_model(loaded) == before
     assert describe_model(load_model(ModelConfig(path="tiny:mini"))) != before
+
+
+def test_ranks_of_vllm_beyond_the_key_and_value_heads_hold_copies() -> None:
+    """Each rank then needs the bytes of one head; with fewer, vLLM refuses to start."""
+    model = tiny_model("llama")
+    size, config = model_size(model), VLLMConfig(max_tokens=1280, tensor_parallel_size=4)
+    site = EngineSite(model=ModelConfig(path="x"), devices=("cuda:0",), seed=0, num_threads=1)
+    server = ServerSite(folder=Path("x"), site=site, address=Address(url="unix:/x"), size=size)
+    arguments = [*VLLMKind(config).command(server).arguments]
+    num_bytes = int(arguments[arguments.index("--kv-cache-memory-bytes") + 1])
+    assert num_bytes == (1280 + 128) * size.kv_bytes_per_token // model.config.num_key_value_heads

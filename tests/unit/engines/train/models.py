@@ -32,6 +32,7 @@ PACKED: Mapping[str, Mapping[str, object]] = {
     "qwen3_moe": GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
     "gpt_oss": GROUPED | EXPERTS | {"head_dim": 8, "sliding_window": 4},
     "gpt_neox": {},
+    "phi": GROUPED | {"qk_layernorm": True},
 }
 """Architectures whose attention goes through transformers' interface, with what makes them special."""
 PADDED: Mapping[str, Mapping[str, object]] = {

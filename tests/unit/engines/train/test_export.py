@@ -4,10 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
-from interlace.engines.train import LogprobEngine, TrainConfig, critic_model, save_model
+from interlace.engines.train import (
+    LogprobEngine,
+    OptimizerConfig,
+    TrainConfig,
+    TrainEngine,
+    critic_model,
+    save_model,
+    sft_loss,
+)
 from interlace.engines.train.export import list_named_weights
+from interlace.weights.reader import WeightReader
+from interlace.weights.ref import WeightRef
+from interlace.weights.writer import WeightWriter
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
 
@@ -40,3 +51,19 @@ def test_a_saved_model_is_loaded_in_its_own_type(tmp_path: Path, policy: torch.d
     assert saved.dtype == policy
     save_model(critic_model(saved), tmp_path / "critic")
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").dtype == critic
+
+
+def test_weights_that_transformers_keeps_in_float32_are_published_in_float32() -> None:
+    """They choose experts: rounded to bfloat16, other experts would draw the tokens than are trained."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 0}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model("glm4_moe", vocab_size=61, num_key_value_heads=2, head_dim=16, **sizes, **experts)
+    model = AutoModelForCausalLM.from_config(config)
+    bias = model.get_buffer("model.layers.0.mlp.gate.e_score_correction_bias")
+    bias.copy_(8 + torch.arange(4) / 300)
+    trained = TrainConfig(served_dtype="bfloat16")
+    engine = TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(), config=trained)
+    part = engine.write_weights(WeightWriter(), 1, copy=True)
+    with WeightReader().open(WeightRef(version=1, parts=(part,))) as found:
+        assert torch.equal(found["model.layers.0.mlp.gate.e_score_correction_bias"], bias)
+        assert found["model.norm.weight"].dtype == torch.bfloat16

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from interlace.core.errors import UserError
@@ -24,6 +24,16 @@ class HttpClient:
     def __init__(self, address: Address) -> None:
         self.name = address.url
         self._connection = Connection(address)
+        self._arrivals: dict[str, asyncio.Event] = {}
+        """Requests that are being sent; the event is set when the server has them, or when sending has failed."""
+
+    async def _wait_for_arrival(self, ids: Sequence[str]) -> None:
+        """Waits until the server has the requests, because it ignores an abort of requests that it does not know.
+
+        A message of a long context takes time to arrive, and an abort would overtake it on another connection.
+        """
+        for arrival in {event for name in ids if (event := self._arrivals.get(name))}:
+            await arrival.wait()
 
     async def close(self) -> None:
         await self._connection.close()
@@ -41,8 +51,11 @@ class StreamingClient(HttpClient, ABC):
         self._is_paused = False
 
     @abstractmethod
-    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
-        """Passes on the deltas of a request, sent with the id `sent_as`. Returns whether the request has ended."""
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta, on_answer: Callable[[], None]) -> bool:
+        """Passes on the deltas of a request, sent with the id `sent_as`. Returns whether the request has ended.
+
+        on_answer: called when the server has the request.
+        """
 
     @abstractmethod
     async def _score(self, sequence: Sequence[int]) -> list[float]:
@@ -50,18 +63,27 @@ class StreamingClient(HttpClient, ABC):
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """See EngineClient."""
-        async with asyncio.TaskGroup() as group:
-            for request in requests:
-                group.create_task(self._stream_request(request, on_delta))
+        arrivals = {request.id: asyncio.Event() for request in requests}
+        self._arrivals.update(arrivals)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for request in requests:
+                    group.create_task(self._stream_request(request, on_delta, arrivals[request.id]))
+        finally:  # also of tasks that were cancelled before they began
+            for name, arrival in arrivals.items():
+                arrival.set()
+                if self._arrivals.get(name) is arrival:
+                    del self._arrivals[name]
 
-    async def _stream_request(self, request: Request, on_delta: OnDelta) -> None:
+    async def _stream_request(self, request: Request, on_delta: OnDelta, arrival: asyncio.Event) -> None:
         sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
         try:
-            if not await self._follow(request, sent_as, on_delta):
+            if not await self._follow(request, sent_as, on_delta, arrival.set):
                 raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
         except UserError as error:  # The other requests continue.
             on_delta(request.id, Delta(refusal=str(error)))
         finally:
+            arrival.set()
             if self._sent_as.get(request.id) == sent_as:
                 del self._sent_as[request.id]
 

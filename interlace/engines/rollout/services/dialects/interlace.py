@@ -24,11 +24,6 @@ class InterlaceClient(HttpClient):
     stream.
     """
 
-    def __init__(self, address: Address) -> None:
-        super().__init__(address)
-        self._arrivals: dict[str, asyncio.Event] = {}
-        """Requests that are being sent; the event is set when the server has them, or when sending has failed."""
-
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """See EngineClient."""
         arrival = asyncio.Event()
@@ -62,12 +57,7 @@ class InterlaceClient(HttpClient):
         return found["logprobs"]  # type: ignore[return-value]
 
     async def abort(self, ids: Sequence[str]) -> None:
-        """See EngineClient. It waits until the server has the requests, because it ignores ids that it does not know.
-
-        The message of many requests takes seconds to arrive, and the abort would overtake it on another connection.
-        """
-        for arrival in {event for name in ids if (event := self._arrivals.get(name))}:
-            await arrival.wait()
+        await self._wait_for_arrival(ids)
         await self._connection.post(f"{ROUTES}/abort", {"ids": list(ids)}, timeout_s=SHORT_S)
 
     async def pause(self, mode: PauseMode) -> None:

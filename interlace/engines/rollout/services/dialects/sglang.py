@@ -1,6 +1,6 @@
 """`sglang`: SGLang's server. Not run here, because it needs a GPU: written against the source of sglang 0.5.23."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,23 @@ class SGLangClient(StreamingClient):
     def __init__(self, address: Address, seed: int, own_stops: Sequence[int]) -> None:
         super().__init__(address, seed)
         self._own_stops = frozenset(own_stops)
+        self._context: int | None = None
+        """Tokens of the longest sequence that the server takes, once capacity() was called."""
 
-    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta, on_answer: Callable[[], None]) -> bool:
+        token_ids, sampling = list_tokens(request), write_sampling(request, self._seed, self._own_stops)
+        if self._context is not None:  # SGLang refuses a request that may reach beyond it, which others end there
+            room = max(1, self._context - len(token_ids))
+            sampling["max_new_tokens"] = min(room, request.params.max_new_tokens - len(request.generated_ids))
         body: dict[str, JSON] = {
             "rid": sent_as,
-            "input_ids": list_tokens(request),
-            "sampling_params": write_sampling(request, self._seed, self._own_stops),
+            "input_ids": token_ids,
+            "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
         }
         num_seen, has_ended = 0, False
-        async for line in self._connection.lines("/generate", body):
+        async for line in self._connection.lines("/generate", body, on_answer):
             if not line.startswith(DATA) or line[len(DATA) :].strip() == DONE:
                 continue
             delta, num_seen = read_chunk(self.name, line[len(DATA) :], num_seen)
@@ -70,6 +76,7 @@ class SGLangClient(StreamingClient):
         return [float(row[0]) for row in rows[1:]]
 
     async def abort(self, ids: Sequence[str]) -> None:
+        await self._wait_for_arrival(ids)
         for name in ids:
             if name in self._sent_as:
                 await self._connection.post("/abort_request", {"rid": self._sent_as[name]}, timeout_s=SHORT_S)
@@ -112,9 +119,10 @@ class SGLangClient(StreamingClient):
 
     async def capacity(self) -> ServiceCapacity:
         info: Any = await self._connection.get("/server_info", timeout_s=SHORT_S)
+        self._context = info.get("context_length")
         return ServiceCapacity(
             model=str(info.get("model_path", "")),
-            context=info.get("context_length"),
+            context=self._context,
             max_running=info.get("max_running_requests"),
             dtype=str(info.get("dtype") or ""),
         )

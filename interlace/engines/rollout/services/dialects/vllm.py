@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class VLLMClient(StreamingClient):
         super().__init__(address, seed)
         self._version = 0
 
-    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta) -> bool:
+    async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta, on_answer: Callable[[], None]) -> bool:
         body: dict[str, JSON] = {
             "request_id": sent_as,
             "token_ids": list_tokens(request),
@@ -54,7 +54,7 @@ class VLLMClient(StreamingClient):
             "stream_options": {"include_usage": True},
         }
         cached, last = 0, None
-        async for line in self._connection.lines("/inference/v1/generate", body):
+        async for line in self._connection.lines("/inference/v1/generate", body, on_answer):
             deltas, cached = _read_line(self.name, line, cached)
             last = _pass_on(request.id, deltas, on_delta) or last
         if last is not None:
@@ -74,6 +74,7 @@ class VLLMClient(StreamingClient):
         return [float(row[str(token)]["logprob"]) for row, token in zip(each[1:], sequence[1:], strict=True)]
 
     async def abort(self, ids: Sequence[str]) -> None:
+        await self._wait_for_arrival(ids)
         names: list[JSON] = [f"{ID_PREFIX}{self._sent_as[name]}" for name in ids if name in self._sent_as]
         if names:
             await self._connection.post("/inference/v1/abort_requests", {"request_ids": names}, timeout_s=SHORT_S)
@@ -151,6 +152,7 @@ class VLLMClient(StreamingClient):
             "ignore_eos": True,
             "logprobs": 0,
             "detokenize": bool(params.stop),
+            "skip_special_tokens": False,  # a stop string may be a special token, such as <|im_end|>
         }
 
 

@@ -98,6 +98,7 @@ def test_vllm_streams_tokens_and_reports_versions_at_the_end() -> None:
     (body,) = seen
     assert body["token_ids"] == [1, 2, 6] and body["sampling_params"]["max_tokens"] == 2
     assert body["cache_salt"] == "version 0" and body["sampling_params"]["logit_bias"] == {"5": -1e30}
+    assert body["sampling_params"]["skip_special_tokens"] is False  # else vLLM finds no stop string that is one
 
 
 def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version() -> None:
@@ -190,10 +191,36 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
     talk("sglang", handle, use)
 
 
-def test_an_abort_does_not_overtake_the_message_of_its_requests() -> None:
+def test_sglang_gets_no_request_beyond_its_context() -> None:
+    """It would refuse a turn whose context leaves less room than max_new_tokens."""
+    sent: list[int] = []
+
+    async def handle(path: str, body: Body) -> Any:
+        if path == "/server_info":
+            return {"context_length": 5}
+        sent.append(body["sampling_params"]["max_new_tokens"])
+        meta = {"output_token_logprobs": [[-0.5, 30, None]], "finish_reason": {"type": "length"}}
+        return [{"meta_info": meta}]
+
+    async def use(client: EngineClient) -> None:
+        assert (await client.capacity()).context == 5
+        for prompt in ([1, 2], [1, 2, 3, 4]):
+            await client.generate([request(prompt_ids=prompt)], lambda *_: None)
+
+    talk("sglang", handle, use)
+    assert sent == [3, 1]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "interlace"])
+def test_an_abort_does_not_overtake_the_message_of_its_requests(dialect: str) -> None:
     processed: list[str] = []
     is_slow = asyncio.Event()
-    end = {"id": request().id, "token_ids": [], "logprobs": [], "versions": [], "finish_reason": "aborted"}
+    meta = {"output_token_logprobs": [], "finish_reason": {"type": "abort"}}
+    end = {
+        "vllm": [vllm_chunk(7, "abort")],
+        "sglang": [{"meta_info": meta}],
+        "interlace": {"id": request().id, "token_ids": [], "logprobs": [], "versions": [], "finish_reason": "aborted"},
+    }[dialect]
 
     async def handle(path: str, body: Body) -> Any:
         if path.endswith("generate"):
@@ -203,13 +230,15 @@ def test_an_abort_does_not_overtake_the_message_of_its_requests() -> None:
 
     async def use(client: EngineClient) -> None:
         work = asyncio.create_task(client.generate([request()], lambda *_: None))
+        await client.health()
         abort = asyncio.create_task(client.abort([request().id]))
         await client.health()
         is_slow.set()
         await asyncio.gather(work, abort)
 
-    talk("interlace", handle, use)
-    assert [path.rpartition("/")[2] for path in processed] == ["health", "generate", "abort"]
+    talk(dialect, handle, use)
+    order = [path.rpartition("/")[2].partition("_")[0] for path in processed]
+    assert "health" in order and "abort" not in order[: order.index("generate")]
 
 
 def test_sglang_refuses_a_request_by_an_abort_with_a_status() -> None:

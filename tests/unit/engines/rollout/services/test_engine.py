@@ -1,10 +1,14 @@
 """The rollout protocol works over a server in this process."""
 
 import asyncio
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
@@ -15,6 +19,12 @@ from interlace.engines.rollout.services.link import LinkSettings, ServerLink
 from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
+from interlace.weights.config import WeightsConfig
+from interlace.weights.reader import WeightReader
+from interlace.weights.ref import Route, WeightRef
+from interlace.weights.saved import SavedWeights, find_other_form
+from interlace.weights.writer import WeightWriter
+from tests.unit.engines.train.models import tiny_model
 
 SETTINGS = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
 WIDE = Limits(context=4096, longest=4096, vocab_size=10**7, has_tokenizer=False, reads=None)
@@ -26,13 +36,19 @@ def request(index: int, token: int) -> Request:
     return Request(uid="prompt", owner=SampleKey(NO_GROUP, index), prompt_ids=[token], params=params)
 
 
-@pytest.fixture
-def link() -> Iterator[ServerLink]:
-    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
+@contextmanager
+def linked(engine: NativeEngine) -> Iterator[ServerLink]:
     found = ServerLink(lambda: HostedEngine(engine, ServiceCapacity()), SETTINGS)
     found.open()
     yield found
     found.close()
+
+
+@pytest.fixture
+def link() -> Iterator[ServerLink]:
+    model = load_model(ModelConfig(path="tiny:micro")).model
+    with linked(NativeEngine(model, config=NativeConfig(max_tokens=4096))) as found:
+        yield found
 
 
 def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(link: ServerLink) -> None:
@@ -83,3 +99,26 @@ def test_a_server_that_answers_only_about_its_health_is_refused_with_the_limit()
     limits = replace(SETTINGS, patience_s=0.1, start_s=0.3)
     with pytest.raises(ServiceError, match=r"was not ready to serve within 0.3 s"):
         ServerLink(lambda: Hanging(engine, ServiceCapacity()), limits).open()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "alias"])
+def test_a_server_reads_weights_by_the_names_of_saved_folders(tmp_path: Path, transport: str) -> None:
+    """vLLM and SGLang know the experts of a mixture one by one, and transformers' models have them in a stack."""
+    trained, served = tiny_model("qwen3_moe"), tiny_model("qwen3_moe")
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.mul_(1.5)
+    trained.save_pretrained(tmp_path)
+    writer = WeightWriter(Route(transport=transport, config=WeightsConfig()))
+    reader = WeightReader()
+    ref = WeightRef(version=1, parts=(writer.write(1, dict(trained.named_parameters())),))
+    with linked(NativeEngine(served, config=NativeConfig(max_tokens=256, max_running=2))) as link:
+        known = ServedModel(limits=WIDE, form=find_other_form(trained), manifest_reader=os.getpid())
+        engine = ServiceEngine(link, known, ServiceTraits(name="server", invariant=True, reason=""))
+        engine.pull_weights(ref, "recompute", reader)
+        assert not engine.health() and engine._source is not None
+        assert SavedWeights(engine._source).shapes == SavedWeights(tmp_path).shapes
+    for name, tensor in trained.named_parameters():
+        assert torch.equal(served.get_parameter(name), tensor)
+    reader.close()
+    writer.close()
