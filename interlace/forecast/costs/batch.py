@@ -217,6 +217,7 @@ class SimulatedBatch:
                 found = self.kept.take(sequence.request, sequence.context, now_s)
             if not found and not sequence.done and not sequence.request.turn:
                 found = sequence.context if sequence.request.uid in self._prompts else 0
+            self.due_s += self._costs.sequence_s
             self.due_s += (sequence.context - found) * self._costs.prefill_token_s / self.speed
             sequence.num_found = max(sequence.num_found, found)
             self._begin_stint(sequence)

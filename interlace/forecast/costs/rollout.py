@@ -54,7 +54,7 @@ class SimulatedEngine(Worker):
         responses = [found for request_id in aborts if (found := batch.abort(request_id))]
         if ended:
             batch.kept.release(ended)
-        batch.due_s += self._costs.call_s + len(requests) * self._costs.sequence_s
+        batch.due_s += self._costs.call_s
         if requests:
             batch.add(requests)
             batch.due_s += self._costs.intake_s

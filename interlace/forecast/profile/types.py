@@ -104,7 +104,9 @@ class RolloutCosts(StateCosts):
     intake_s: float = Field(default=0.0, ge=0)
     """Additional seconds of a serve call that accepts requests, independent of their number and length."""
     sequence_s: float = Field(default=0.0, ge=0)
-    """Seconds of a serve call for each request that it accepts, including the return of its response."""
+    """Seconds for each sequence that begins to run, including the return of its response. A request that waits in the
+    engine takes none: `abort_resume` withdraws and submits all of them at each publication.
+    """
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
     """Capacity of one device's KV cache, in tokens."""

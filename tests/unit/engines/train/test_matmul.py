@@ -18,6 +18,7 @@ def always_faster() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matmul, "FASTER_FROM", 0)
         patch.setattr(matmul, "_is_faster", lambda: True)
+        patch.setattr(matmul, "_is_intel", lambda: False)
         yield
 
 
@@ -64,6 +65,20 @@ def test_an_engine_trains_as_it_does_without(settings: dict[str, bool], monkeypa
     assert fast.optimizer_step() == pytest.approx(plain.optimizer_step(), rel=1e-4, abs=1e-6)
     for name, value in plain.weights().items():
         torch.testing.assert_close(fast.weights()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("is_intel", "sides", "expected"),
+    [(True, (64, 512), nn.Linear), (True, (64, 513), matmul.OneDnnLinear), (False, (64, 64), matmul.OneDnnLinear)],
+)
+def test_small_weights_stay_with_mkl_on_intel(
+    is_intel: bool, sides: tuple[int, int], expected: type[nn.Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN generates code for each new number of tokens, which doubled the time of a small model's update."""
+    monkeypatch.setattr(matmul, "_is_intel", lambda: is_intel)
+    model = nn.Sequential(nn.Linear(*sides))
+    matmul.use_fast_products(model)
+    assert type(model[0]) is expected
 
 
 def engine_of(settings: dict[str, bool]) -> TrainEngine:

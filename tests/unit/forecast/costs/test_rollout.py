@@ -123,6 +123,23 @@ def test_a_prompt_is_computed_once_for_samples_that_run_together(max_running: in
     assert on_virtual_clock(main)[1] == pytest.approx(seconds)
 
 
+def test_a_request_that_waits_costs_nothing_when_it_is_withdrawn_and_submitted_again() -> None:
+    """`abort_resume` does this to all requests of an engine at each publication."""
+    costs = COSTS.model_copy(
+        update={"context_token_s": 0.0, "prefill_token_s": 0.0, "sequence_s": 0.1, "max_running": 1}
+    )
+
+    async def main() -> None:
+        engine = engine_of(costs, [1] * 5)
+        waiting = [request(serial) for serial in range(1, 5)]
+        await engine.serve([request(0), *waiting], ())
+        assert len(await engine.abort()) == 4
+        await serve_all(engine, waiting)
+
+    _, seconds = on_virtual_clock(main)
+    assert seconds == pytest.approx(5 * (0.005 + 0.1 + 0.010))
+
+
 def test_two_devices_are_faster_by_their_efficiency() -> None:
     costs = COSTS.model_copy(update={"efficiency": 0.8, "call_s": 0.0, "prefill_token_s": 0.0})
 
