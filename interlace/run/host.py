@@ -16,7 +16,7 @@ from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, PolicyRun, RoleGroups
 from interlace.flows.steps import LoopSettings, StepObserver
 from interlace.models.action_tokens import ActionTokens, action_tokens
-from interlace.models.loading import empty_model
+from interlace.models.loading import count_ids, empty_model, load_tokenizer
 from interlace.models.size import context_length
 from interlace.rewards.shaping import ShapingConfig, SourceShaping
 from interlace.robots.env_stage import fleet_of, simulators_of
@@ -194,8 +194,9 @@ def make_membership_rules(recipe: Recipe) -> MembershipRules:
     probe_ids: list[int] = []
     if training_temperature(recipe.sampling) == 1.0:  # servers score at temperature 1
         vocab_size = empty_model(recipe.model).config.get_text_config().vocab_size
+        num_ids = min(vocab_size, count_ids(load_tokenizer(recipe.model)))  # the trainer scores no id beyond these
         draw = keyed_random("probe of engine services")
-        probe_ids = [draw.randrange(vocab_size) for _ in range(PROBE_TOKENS)]
+        probe_ids = [draw.randrange(num_ids) for _ in range(PROBE_TOKENS)]
     return MembershipRules(
         may_change=True,
         watch_every_s=config.heartbeat_s,

@@ -10,6 +10,9 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kinds.address import AddressKind
+from interlace.models.config import ModelConfig
+from interlace.models.loading import count_ids, load_model
+from interlace.run.host import make_membership_rules
 from interlace.run.launch import RoleWorker, launch_instances
 from interlace.run.launch_services import fix_addresses
 from interlace.run.recipe.load import load_recipe
@@ -55,3 +58,13 @@ def test_after_a_failed_start_no_other_start_of_the_role_is_left_unawaited() -> 
     with pytest.raises(UserError, match="does not start"):
         asyncio.run(launch_instances(cast("Cluster", FailingCluster()), recipe, role, worker, 0))
     gc.collect()
+
+
+def test_the_probe_of_servers_holds_only_ids_of_the_tokenizer(tmp_path: Path) -> None:
+    """The trainer has no log-prob of the others, so that the first update of the servers ended the run."""
+    loaded = load_model(ModelConfig(path="tiny:micro"))
+    loaded.model.resize_token_embeddings(4000)
+    loaded.model.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    rules = make_membership_rules(load_recipe("quickstart", [f"model={tmp_path}", "rollout=interlace"]))
+    assert rules.probe_ids and max(rules.probe_ids) < count_ids(loaded.tokenizer)

@@ -112,6 +112,11 @@ class LinkedServer:
         self._link.close()
         self._folders.close()
 
+    def _write_folder(self, weights: "Mapping[str, Tensor]") -> Path:
+        """Writes a version into a folder that the server reads."""
+        form = self._model.form
+        return self._folders.write(dict(SavedFormWeights(weights, form) if form else weights), self._model.folder)
+
 
 class ServiceEngine(LinkedServer):
     """RolloutEngine over a server. Requests run at the server; step() waits for their deltas."""
@@ -248,11 +253,6 @@ class ServiceEngine(LinkedServer):
 
     def metrics(self) -> Metrics:
         return {"num_running": float(len(self._live)), "is_lost": float(bool(self._link.lost))}
-
-    def _write_folder(self, weights: "Mapping[str, Tensor]") -> Path:
-        """Writes a version into a folder that the server reads."""
-        form = self._model.form
-        return self._folders.write(dict(SavedFormWeights(weights, form) if form else weights), self._model.folder)
 
     def _check_shapes(self, weights: NamedWeights) -> None:
         """Refuses weights of other shapes; if a folder's names are not the model's, only the server checks them."""
