@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
@@ -219,6 +219,21 @@ class Bench:
                 flush=True,
             )
         return len(scores)
+
+    def predict_again(self, names: Sequence[str]) -> None:
+        """Predicts stored points of these schedules with the stored profile and the present simulator, and prints the
+        ratios. Stores nothing.
+        """
+        reference = _speed_of(self._score(DEFAULT_SCHEDULE))
+        for point in self._store.points_of(self._workload, self._cluster):
+            if point.schedule in names:
+                again = replace(point, predicted=_speed_of(self._score(point.schedule)), predicted_reference=reference)
+                print(
+                    f"{self._workload:18s}{self._cluster:7s}{point.schedule:22s} ratio {point.measured.ratio:6.2f} "
+                    f"measured, {point.predicted_ratio:6.2f} predicted {point.error:+.0%}, "
+                    f"{again.predicted_ratio:6.2f} again {again.error:+.0%}",
+                    flush=True,
+                )
 
     def confirm(self) -> None:
         """Runs the chosen schedule and the fastest one in turn, if they differ."""

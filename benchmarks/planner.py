@@ -2,6 +2,7 @@
 
     python benchmarks/planner.py [--quick] [--clusters local,ray] [--workloads quickstart,longtail] [--write]
     python benchmarks/planner.py --points 16 [--store docs/planner.json] [--write]
+    python benchmarks/planner.py --again [--workloads quickstart,longtail] [--schedules areal]
     python benchmarks/planner.py --drift [--write]
     python benchmarks/planner.py --live [--write]
     python benchmarks/planner.py --mixed [--write]
@@ -16,7 +17,8 @@ prediction is written to the store, under its hash, before its run. There are tw
 from a seed, and --workloads random-SEED draws another. --store keeps profiles and points, which are not measured again:
 --points N measures N more and ends. `tau` is Kendall's, over the pairs of schedules that differ by more than the noise.
 `regret` is the time per trained token of the chosen schedule, relative to the one that was measured as the fastest, in
-three further runs of both in turn. --write puts the table into docs/planner.md and the picture next to the page.
+three further runs of both in turn. --again predicts stored points with their stored profiles and the present
+simulator, and runs nothing. --write puts the table into docs/planner.md and the picture next to the page.
 """
 
 import argparse
@@ -76,12 +78,17 @@ def write(store: Store) -> None:
     (DOCS / "planner.svg").write_text(scatter(store.points) + "\n", encoding="utf-8")
 
 
+def effort_of(args: argparse.Namespace) -> Effort:
+    """Returns the sizes of the measurements that the arguments set."""
+    return Effort(devices=args.devices, steps=args.steps, seconds=args.seconds, budget_s=args.budget)
+
+
 def measure_all(
     store: Store, wanted: Sequence[tuple[str, str]], names: Sequence[str], args: argparse.Namespace
 ) -> None:
     """Measures missing points of workloads on clusters, at most args.points of them."""
     left = args.points if args.points >= 0 else len(wanted) * len(names)
-    effort = Effort(devices=args.devices, steps=args.steps, seconds=args.seconds, budget_s=args.budget)
+    effort = effort_of(args)
     for workload, cluster in wanted:
         if left <= 0:
             return
@@ -114,6 +121,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each profile")
     parser.add_argument("--store", type=Path, help="file of the points; default with --points: docs/planner.json")
     parser.add_argument("--points", type=int, default=-1, help="measure at most so many more")
+    parser.add_argument("--again", action="store_true", help="predict stored points with the present simulator")
     parser.add_argument("--json", type=Path, help="also write the points there")
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
@@ -134,9 +142,14 @@ def main() -> None:
     clusters, workloads, names = (value.split(",") for value in (args.clusters, args.workloads, args.schedules))
     if args.quick:
         clusters, workloads, names, args.steps, args.budget = ["local"], ["quickstart"], list(QUICK), 4, 10.0
-    store = Store(args.store or (DOCS / "planner.json" if args.points >= 0 else None))
+    store = Store(args.store or (DOCS / "planner.json" if args.points >= 0 or args.again else None))
     wanted = [(workload, cluster) for cluster in clusters for workload in workloads
               if (cluster, workload) in POINTS or workload not in NAMES]  # fmt: skip
+    if args.again:
+        for workload, cluster in wanted:
+            if store.points_of(workload, cluster):
+                Bench(store, workload, cluster, effort_of(args)).predict_again(names)
+        return
     measure_all(store, wanted, names, args)
     if args.json:
         args.json.write_text(json.dumps([asdict(point) for point in store.points]) + "\n", encoding="utf-8")
