@@ -21,7 +21,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -167,7 +167,7 @@ class LockStep:
     """The plain loop."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.cpu_s: Counter[str] = Counter()
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
         """CPU seconds by part."""
         self.policy, self.recipe = Policy(recipe), recipe
         self.num = recipe.prompts_per_step
