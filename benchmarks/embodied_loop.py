@@ -1,14 +1,19 @@
 """A robot's whole loop: concurrent simulators, policy and training, against the same work in lock step in one process.
 
 - `batches`: turns per second of the policy's engine, 64 requests in dynamic batches against one after another.
-- `loop`: simulated steps per second of the recipe `robot`, against a plain loop in this process: all environments act,
-  then all are stepped, then the policy and its critic are trained on the result, with the same engines. Seconds of wall
-  clock; both use all available cores.
-- `waves`: the loop with 64 concurrent environments against 32 at a time.
+- `loop`: simulated steps per second of the recipe `robot`, against a plain loop in this process, which uses one core:
+  all environments act, then all are stepped, then the policy and its critic are trained on the result, with the same
+  engines. Seconds of wall clock. The limit is this ratio if two idle cores shared the CPU seconds of the loop evenly;
+  without any cost of the loop's own it would be 2.
+- `quarters`: CPU seconds of the loop, without its simulators, if each environment is a granule of its own, against
+  quarters of them.
+- `pictures`: the simulators' part of the CPU seconds of the recipe `robot-pixels`, with 16 environments.
 
-Ratios compare neighbours in time; lowest and highest are over the rounds.
+Ratios compare neighbours in time; lowest and highest are over the rounds. CPU seconds depend less on the load of the
+machine than seconds of wall clock.
 
-    python benchmarks/embodied_loop.py [--only batches loop waves] [--rounds 3] [--write docs/robots.md] [--json x.json]
+    python benchmarks/embodied_loop.py [--only batches loop quarters pictures] [--rounds 3] [--steps 4]
+        [--write docs/robots.md] [--json x.json]
 """
 
 import argparse
@@ -16,8 +21,10 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +51,7 @@ from interlace.models.action_tokens import action_tokens
 from interlace.models.loading import load_model
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.step_line import REWARD, Headline
 from interlace.observe.stop import StopSignal
 from interlace.robots.envs.load import create_envs
 from interlace.robots.episodes.robot import RobotConfig
@@ -53,14 +61,50 @@ from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 
 BEGIN, END = "<!-- benchmarks/embodied_loop.py -->", "<!-- end of loop -->"
-TARGETS = {"dynamic batches against one at a time": "4 times", "whole loop against lock step": "1.6 times"}
+PARTS = ("batches", "loop", "quarters", "pictures")
+TARGETS = {"dynamic batches against one at a time": "4 times", "whole loop against lock step": "2 times"}
+CORES = 2
 SKIPPED = 1
 """First steps of a run that are not measured."""
+PICTURES = ("episode.env.num_envs=16", "prompts_per_step=16")
 
 
-def recipe_of(*overrides: str) -> Recipe:
-    """Returns the recipe `robot` without warm-up and evaluation, which do not affect the measurement."""
-    return load_recipe("robot", ["warmup=null", "task.starts.heldout_size=0", "logging.loggers=[]", *overrides])
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of a loop."""
+
+    steps_per_s: float
+    """Simulated steps per second of wall clock."""
+    cpu_s: float
+    """CPU seconds of all processes for 1000 simulated steps."""
+    parts_s: Mapping[str, float]
+    """CPU seconds of parts for 1000 simulated steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of each round."""
+
+    name: str
+    values: Sequence[float]
+    note: str = ""
+    unit: str = "times"
+
+
+class Meter(QuietProgress):
+    """Records the CPU seconds of this process at the end of each step."""
+
+    def __init__(self) -> None:
+        self.cpu_s: list[float] = []
+
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:  # noqa: ARG002
+        """Records the end of a step."""
+        self.cpu_s.append(time.process_time())
+
+
+def recipe_of(*overrides: str, name: str = "robot") -> Recipe:
+    """Returns a recipe without warm-up and evaluation, which do not affect the measurement."""
+    return load_recipe(name, ["warmup=null", "task.starts.heldout_size=0", "logging.loggers=[]", *overrides])
 
 
 class Policy:
@@ -123,7 +167,8 @@ class LockStep:
     """The plain loop."""
 
     def __init__(self, recipe: Recipe) -> None:
-        torch.set_num_threads(2)
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
+        """CPU seconds by part."""
         self.policy, self.recipe = Policy(recipe), recipe
         self.num = recipe.prompts_per_step
         env = self.policy.episode.env
@@ -138,13 +183,16 @@ class LockStep:
         """Runs an episode in each environment and trains once. Returns the simulated steps."""
         count = self.num
         starts = [number * count + place for place in range(count)]
-        observed = self.envs.reset(seeds=[0] * count, task_ids=[0] * count, init_state_ids=starts)
+        with self._timed("simulators"):
+            observed = self.envs.reset(seeds=[0] * count, task_ids=[0] * count, init_state_ids=starts)
         turns: list[list[Response]] = [[] for _ in range(count)]
         alive, reward, done = list(range(count)), np.zeros(count), 0
         while alive:
-            answers = self.policy.answer(self.policy.requests(observed["state"]))
-            chosen = np.stack([self.policy.actions.decode(answer.token_ids) for answer in answers])
-            result = self.envs.chunk_step(chosen, alive)
+            with self._timed("policy"):
+                answers = self.policy.answer(self.policy.requests(observed["state"]))
+                chosen = np.stack([self.policy.actions.decode(answer.token_ids) for answer in answers])
+            with self._timed("simulators"):
+                result = self.envs.chunk_step(chosen, alive)
             done += int(result.valid.sum()) * 2
             for row, slot in enumerate(alive):
                 turns[slot].append(answers[row])
@@ -152,8 +200,15 @@ class LockStep:
             keep = [row for row in range(len(alive)) if not result.ended[row]]
             alive = [alive[row] for row in keep]
             observed = {name: array[keep] for name, array in result.observation.items()}
-        self._train([self._sample(slot, own, reward[slot]) for slot, own in enumerate(turns)])
+        with self._timed("training"):
+            self._train([self._sample(slot, own, reward[slot]) for slot, own in enumerate(turns)])
         return done
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began_s = time.process_time()
+        yield
+        self.cpu_s[part] += time.process_time() - began_s
 
     def _sample(self, slot: int, turns: Sequence[Response], reward: float) -> Sample:
         segments: list[Segment] = []
@@ -193,46 +248,72 @@ class LockStep:
         self.policy.engine.update_weights(weights, 1, "keep")
 
 
-def lock_step_rate(steps: int) -> float:
-    """Returns the simulated steps per second of the plain loop."""
+def lock_step(steps: int) -> Speed:
+    """Returns the speed of the plain loop."""
+    torch.set_num_threads(1)
     loop = LockStep(recipe_of())
     loop.step(0)
-    began_s, done = time.perf_counter(), 0
-    for number in range(1, steps + 1):
-        done += loop.step(number)
-    return done / (time.perf_counter() - began_s)
+    loop.cpu_s.clear()
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    done = sum(loop.step(number) for number in range(1, steps + 1))
+    parts_s = {part: cpu_s / done * 1000 for part, cpu_s in loop.cpu_s.items()}
+    return Speed(done / (time.perf_counter() - began_s), (time.process_time() - began_cpu_s) / done * 1000, parts_s)
 
 
-def loop_rate(steps: int, *overrides: str) -> float:
-    """Returns the simulated steps per second of the recipe."""
-    recipe = recipe_of(f"steps={steps + SKIPPED}", "logging.timeline=false", *overrides)
+def loop(steps: int, *overrides: str, name: str = "robot") -> Speed:
+    """Returns the speed of a recipe."""
+    settings = (f"steps={steps + SKIPPED}", "logging.timeline=false", *overrides)
+    recipe, meter = recipe_of(*settings, name=name), Meter()
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(Path(root), "run")
         folder.write_config(recipe)
-        train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+        train(recipe, folder, resume=False, progress=meter, stop=StopSignal(lambda: None))
         lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()][SKIPPED:]
-    return sum(line["env/steps"] for line in lines) / sum(line["timing_s/step"] for line in lines)
+    done = sum(line["env/steps"] for line in lines)
+    simulators_s = sum(line["env/seconds"] for line in lines)
+    cpu_s = meter.cpu_s[-1] - meter.cpu_s[SKIPPED - 1] + simulators_s
+    parts_s = {"simulators": simulators_s / done * 1000}
+    return Speed(done / sum(line["timing_s/step"] for line in lines), cpu_s / done * 1000, parts_s)
 
 
-def measure(only: Sequence[str], rounds: int, steps: int) -> list[tuple[str, list[float], str]]:
-    """Returns name, ratios of each round, and a note."""
-    found: list[tuple[str, list[float], str]] = []
+def compare_with_lock_step(rounds: int, steps: int) -> list[Row]:
+    """Measures the loop against lock step, and the limit of the ratio."""
+    pairs = [(loop(steps), lock_step(steps)) for _ in range(rounds)]
+    ours, plain = pairs[0]
+    rates = f"{statistics.median(one.steps_per_s for one, _ in pairs):.0f} steps/s against {plain.steps_per_s:.0f}"
+    parts = ", ".join(f"{part} {cpu_s:.2f}" for part, cpu_s in plain.parts_s.items())
+    note = f"CPU s of 1000 steps: loop {ours.cpu_s:.2f}; lock step {plain.cpu_s:.2f}, of it {parts}"
+    return [
+        Row("whole loop against lock step", [one.steps_per_s / two.steps_per_s for one, two in pairs], rates),
+        Row("limit of this ratio on two cores", [CORES * two.cpu_s / one.cpu_s for one, two in pairs], note),
+    ]
+
+
+def measure(only: Sequence[str], rounds: int, steps: int) -> list[Row]:
+    """Returns the figures."""
+    found: list[Row] = []
     if "batches" in only:
-        found.append(("dynamic batches against one at a time", batches(rounds), "64 turns, one engine"))
+        found.append(Row("dynamic batches against one at a time", batches(rounds), "64 turns, one engine"))
     if "loop" in only:
-        pairs = [(loop_rate(steps), lock_step_rate(steps)) for _ in range(rounds)]
-        note = f"{statistics.median(ours for ours, _ in pairs):.0f} steps/s against {pairs[0][1]:.0f}"
-        found.append(("whole loop against lock step", [ours / plain for ours, plain in pairs], note))
-    if "waves" in only:
-        ratios = [loop_rate(steps) / loop_rate(steps, "episode.env.num_envs=32") for _ in range(rounds)]
-        found.append(("64 environments at once against 32", ratios, "same 64 episodes a step"))
+        found += compare_with_lock_step(rounds, steps)
+    if "quarters" in only:
+        pairs = [(loop(steps), loop(steps, "schedule.granularity.env=sample")) for _ in range(rounds)]
+        # The simulators' part is the same work in both.
+        beside = [[one.cpu_s - one.parts_s["simulators"] for one in pair] for pair in pairs]
+        note = f"CPU s of 1000 steps without simulators: {beside[0][1]:.2f} against {beside[0][0]:.2f}"
+        found.append(Row("each environment alone against quarters", [two / one for one, two in beside], note))
+    if "pictures" in only:
+        speeds = [loop(steps, *PICTURES, name="robot-pixels") for _ in range(rounds)]
+        shares = [100 * one.parts_s["simulators"] / one.cpu_s for one in speeds]
+        note = f"CPU seconds, 16 environments; {statistics.median(one.steps_per_s for one in speeds):.0f} steps/s"
+        found.append(Row("simulators' part of the loop, pictures", shares, note, "%"))
     return found
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=["batches", "loop", "waves"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--write", type=Path)
@@ -240,13 +321,14 @@ def main() -> None:
     given = parser.parse_args()
     found = measure(given.only, given.rounds, given.steps)
     rows = ["| | median | lowest to highest | target | |", "|---|---|---|---|---|"]
-    for name, ratios, note in found:
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        rows.append(f"| {name} | {statistics.median(ratios):.2f} times | {spread} | {TARGETS.get(name, '')} | {note} |")
+    for row in found:
+        middle, low, high = (f"{each(row.values):.3g}" for each in (statistics.median, min, max))
+        target = TARGETS.get(row.name, "")
+        rows.append(f"| {row.name} | {middle} {row.unit} | {low} to {high} | {target} | {row.note} |")
     text = "\n".join(rows)
     print(text)
     if given.json:
-        given.json.write_text(json.dumps({name: ratios for name, ratios, _ in found}), encoding="utf-8")
+        given.json.write_text(json.dumps({row.name: row.values for row in found}), encoding="utf-8")
     if given.write:
         write_table(given.write, "benchmarks/embodied_loop.py", text)
 

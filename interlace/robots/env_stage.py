@@ -23,9 +23,9 @@ class EnvInstance:
     """Environments of one instance.
 
     Consumes jobs of leased environments. Produces each job's result.
-    Waits for a granule of jobs, or of all leased environments if these are fewer, then for devices. On devices, the
-    jobs of a granule run as one batch; if a granule is one job, all waiting jobs do. On the host, each job runs
-    independently.
+    Waits for a granule of jobs, or of all leased environments if these are fewer, then for devices. The jobs of a
+    granule run as one batch, so that the policy answers their observations in one forward pass. On devices, if a
+    granule is one job, all waiting jobs run as one batch. On the host, several granules run at the same time.
     Unblocked by jobs, by the end of leases, and by a stall (`flush`).
 
     If the rank's process dies and is replaced, the new one repeats the starts and chunks of all leased environments,
@@ -98,8 +98,7 @@ class EnvInstance:
             return
         if not self._group.devices:
             while self._is_ready():
-                for each in self._take_granule():
-                    self._cluster.spawn(self._run_beside(each), name=self._group.name)
+                self._cluster.spawn(self._run_beside(self._take_granule()), name=self._group.name)
             return
         self._is_serving = True
         self._cluster.spawn(self._serve_granules(), name=self._group.name)
@@ -121,9 +120,9 @@ class EnvInstance:
                 self._deliver_results(taken, batch)
         self._is_serving = False
 
-    async def _run_beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
-        batch, _ = await self._group.inline(EnvGroup.simulate_beside, [one[0]], cause="simulate")
-        self._deliver_results([one], batch)
+    async def _run_beside(self, taken: Sequence[tuple[SlotJob, asyncio.Future[object]]]) -> None:
+        batch, _ = await self._group.inline(EnvGroup.simulate_beside, [job for job, _ in taken], cause="simulate")
+        self._deliver_results(taken, batch)
 
     def _deliver_results(self, taken: Sequence[tuple[SlotJob, "asyncio.Future[object]"]], batch: EnvBatch) -> None:
         counts = self._base.plus(batch.counts)
@@ -151,7 +150,8 @@ def fleet_of(
     cluster: Cluster, groups: Sequence[EnvGroup], config: EnvConfig, schedule: Schedule, *, samples_per_prompt: int
 ) -> EnvFleet:
     """Returns a run's environments, over all instances of the role."""
-    granule = schedule.granule_envs(config.num_envs, samples_per_prompt=samples_per_prompt)
+    on_host = not any(group.devices for group in groups)
+    granule = schedule.granule_envs(config.num_envs, samples_per_prompt=samples_per_prompt, on_host=on_host)
     each = math.ceil(granule / len(groups))
     instances = [
         EnvInstance(group, cluster, config.share(number, len(groups)), each) for number, group in enumerate(groups)

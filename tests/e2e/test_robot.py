@@ -74,6 +74,14 @@ def test_neither_processes_nor_placement_nor_granules_change_an_episode_or_a_wei
     assert all((json.loads(line)["goodput/simulate"] > 0) == is_on_device for line in lines)
 
 
+def test_environments_that_wait_for_one_another_are_answered_in_one_pass(whole: Path) -> None:
+    run(whole, "together", ("schedule.granularity.env=100%", "episode.env.num_envs=4", "cluster.devices=cpu:1"))
+    assert samples(whole, "together") == samples(whole, "whole")
+    lines = [json.loads(line) for line in (whole / "together" / "metrics.jsonl").read_text().splitlines()]
+    num_passes = sum(line["rollout/num_steps"] for line in lines)
+    assert 2 * num_passes < sum(line["env/actions"] for line in lines), "a chunk is one action"
+
+
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
     assert run(whole, "stopped", stop_after=1).was_stopped
     assert run(whole, "stopped", resume=True).done_steps == 3

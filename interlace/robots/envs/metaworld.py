@@ -8,7 +8,8 @@ draws each initial state.
 
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +60,8 @@ _VIDEO_SIDE = 192
 """Side of a video's pictures, in pixels."""
 _MODEL_FIELDS = ("body_pos", "site_pos")
 """Fields of MuJoCo's model that a reset of any task changes, to place objects."""
+_KEPT_HANDS = 4
+"""Number of kept results of the hand's movement to its start."""
 
 
 class MetaWorldSettings(EnvSettings):
@@ -123,6 +126,9 @@ class MetaWorld(Simulator):
         self._env.max_path_length = 10**9
         self._spec = self._mujoco.mjtState.mjSTATE_INTEGRATION
         self._size = self._mujoco.mj_stateSize(self._env.model, self._spec)
+        base = import_required("metaworld.sawyer_xyz_env", family="metaworld", extra="robots").SawyerXYZEnv
+        if kinds[task]._reset_hand is base._reset_hand:  # three tasks have another movement
+            self._env._reset_hand = _HandReset(self._env, self._env._reset_hand, self._read_physics, self._set_physics)
         self._observation: NDArray[np.float64] = np.zeros(39)
         self._expert: Any = None
         self._renderers: dict[int, MujocoCamera] = {}
@@ -182,8 +188,7 @@ class MetaWorld(Simulator):
     def save(self) -> object:
         """Returns the physics, the placed bodies and the environment's changing attributes."""
         env = self._env
-        physics = np.empty(self._size)
-        self._mujoco.mj_getState(env.model, env.data, physics, self._spec)
+        physics = self._read_physics()
         fields = [getattr(env.model, name).copy() for name in _MODEL_FIELDS]
         own = {name: _keep_value(env.data, value) for name, value in vars(env).items() if isinstance(value, _PLAIN)}
         return physics, fields, own, self._observation
@@ -193,7 +198,7 @@ class MetaWorld(Simulator):
         saved: Any = state
         physics, fields, own, self._observation = saved
         env = self._env
-        self._mujoco.mj_setState(env.model, env.data, physics, self._spec)
+        self._set_physics(physics)
         for name, value in zip(_MODEL_FIELDS, fields, strict=True):
             getattr(env.model, name)[:] = value
         vars(env).update({name: _restore_value(env.data, value) for name, value in own.items()})
@@ -222,6 +227,14 @@ class MetaWorld(Simulator):
             renderer.close()
         self._env.close()
 
+    def _read_physics(self) -> NDArray[np.float64]:
+        physics = np.empty(self._size)
+        self._mujoco.mj_getState(self._env.model, self._env.data, physics, self._spec)
+        return physics
+
+    def _set_physics(self, physics: NDArray[np.float64]) -> None:
+        self._mujoco.mj_setState(self._env.model, self._env.data, physics, self._spec)
+
     def _draw_camera(self, side: int) -> NDArray[np.uint8]:
         if side not in self._renderers:
             self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
@@ -243,6 +256,41 @@ class MetaWorld(Simulator):
             for one in bad:
                 one.number = 0  # the simulator continues with another environment's state
             raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
+
+
+class _HandReset:
+    """The library's `_reset_hand`, which simulates 50 actions twice in each reset and takes most of its time.
+
+    Its result depends only on the physics, the bodies' positions and the hand's start, so all actions except the last
+    are simulated once for each of these. The last one is always simulated: it computes the poses of this reset.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        simulate: Callable[[int], None],
+        read: Callable[[], NDArray[np.float64]],
+        restore: Callable[[NDArray[np.float64]], None],
+    ) -> None:
+        """simulate: the library's method. read, restore: get and set the state of the physics."""
+        self._env, self._simulate, self._read, self._restore = env, simulate, read, restore
+        self._kept: OrderedDict[tuple[int | bytes, ...], NDArray[np.float64]] = OrderedDict()
+
+    def __call__(self, steps: int = 50) -> None:
+        """Moves the hand to its start. steps: number of actions."""
+        env = self._env
+        inputs = (self._read(), env.model.body_pos, np.asarray(env.hand_init_pos))
+        key = (steps, *(array.tobytes() for array in inputs))
+        kept = self._kept.get(key)
+        if kept is None:
+            self._simulate(steps - 1)
+            kept = self._kept[key] = self._read()
+            if len(self._kept) > _KEPT_HANDS:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+            self._restore(kept)
+        self._simulate(1)
 
 
 @dataclass(frozen=True, slots=True)
