@@ -217,7 +217,7 @@ def monkeypatch_shapes(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, 
 
     known: dict[int, tuple[int, ...]] = {}
 
-    def described(tensors: Mapping[str, Tensor], served: object) -> tuple[Shard, ...]:
+    def described(tensors: Mapping[str, Tensor], served: object, exact: object) -> tuple[Shard, ...]:
         return tuple(
             Shard(name, known[id(t)], str(t.dtype).removeprefix("torch."), shards.box_of(t))
             for name, t in tensors.items()
