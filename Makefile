@@ -19,7 +19,7 @@ PYTHON_VLLM ?= $(PYTHON)
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
 
-# Two processes: most tests compute on one core.
+# Two processes: most tests compute on one core. A debugger needs one: PYTEST_ARGS='-n 0 --pdb'.
 test: check
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 

@@ -49,4 +49,4 @@ def dry_run(  # house: the inputs of train()
         from interlace.forecast.dry_run import make_dry_run
 
         with rows_by_place(sections.rows):
-            return make_dry_run(found, devices)
+            return make_dry_run(found, None if devices is None else str(devices))

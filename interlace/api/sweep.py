@@ -1,6 +1,5 @@
 """A sweep from a program."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from interlace.api.advice import for_python, in_any_loop
 from interlace.cli.sweep import SweepOptions, run_sweep
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
+from interlace.core.yaml_text import to_json_text
 from interlace.observe.notebook import table_html
 from interlace.run.sweep import SweepResult
 
@@ -102,7 +102,7 @@ def _format_value(value: object) -> str:
     """
     plain = getattr(value, "tolist", lambda: str(value) if isinstance(value, Path) else value)()
     try:
-        return plain if isinstance(plain, str) and _PLAIN.fullmatch(plain) else json.dumps(plain, ensure_ascii=False)
+        return plain if isinstance(plain, str) and _PLAIN.fullmatch(plain) else to_json_text(plain)
     except TypeError:
         raise UserError(
             f"{value!r} is a {type(value).__name__}, and a value of a sweep is text, a number, true, false, null, or a "

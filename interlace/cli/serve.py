@@ -1,7 +1,6 @@
 """`interlace serve`: serves a model or a run's checkpoint through an OpenAI-compatible API."""
 
 import asyncio
-import json
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
 from interlace.cli.preflight import disable_progress_bars
 from interlace.cli.serve_policy import NEVER_S, announce_policy, make_served_policy
 from interlace.core.errors import UserError
+from interlace.core.yaml_text import to_json_text
 from interlace.observe.run_folder import find_run
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def make_served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: 
             "sampling.max_new_tokens=1024",
             "rollout=native",
             # In quotes, because the text of an override is YAML, in which ` #` begins a comment.
-            f"model={json.dumps(model_or_run, ensure_ascii=False)}",
+            f"model={to_json_text(model_or_run)}",
         )
         settings = load_recipe("quickstart", [*whole, *overrides])
         model = settings.model

@@ -1,5 +1,6 @@
 """Reading and writing of YAML. Values that YAML 1.1 reads in an unexpected way are read as intended, or refused."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ import yaml
 
 from interlace.core.errors import UserError, nearest
 
+_UNREADABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Characters that YAML does not allow in a text, or reads as the end of a line."""
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MAX_NODES = 10_000
 """Maximum number of values of a text after each alias is replaced by the value of its anchor."""
@@ -91,6 +94,15 @@ def parse_yaml(text: str) -> Any:
 def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:
     """Writes text for parse_yaml(), with keys in order. flow: brackets for all collections; if None, for inner ones."""
     return yaml.dump(data, None, _Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=width)
+
+
+def to_json_text(value: object) -> str:
+    """Returns a value as JSON that YAML reads as the same value. Raises TypeError for an object without a form in JSON.
+
+    JSON's own escapes of characters beyond the first plane are two halves in YAML, and YAML allows no control
+    characters in a text.
+    """
+    return _UNREADABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

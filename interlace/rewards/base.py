@@ -286,7 +286,9 @@ def _find_refused(reward: LoadedReward, config: RewardConfig, values: Sequence[A
     found = []
     for call, value in zip(reward.calls, values, strict=True):
         try:
-            if value is not None:
+            if value is not None and reward.parts:
+                to_result(own_total(value) if call.has_own_total else value, config)
+            elif value is not None:
                 to_result(value, config, has_own_total=call.has_own_total)
         except Exception:  # noqa: BLE001 - of any type that a value of a user may raise
             found.append(call)

@@ -28,11 +28,17 @@ def importable_name(value: object) -> str | None:
 
     They do not find names of the main file, nor of a module that was loaded from a file outside of sys.path.
     """
+    name = loaded_name(value)
+    return name if name and _is_found_again(name.partition(":")[0]) else None
+
+
+def loaded_name(value: object) -> str | None:
+    """Returns module:name of a function or class if this process finds it by that; else None."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module in (None, "__main__", "builtins") or not name:
         return None
     is_there = getattr(sys.modules.get(str(module)), name, None) is value
-    return f"{module}:{name}" if is_there and _is_found_again(str(module)) else None
+    return f"{module}:{name}" if is_there else None
 
 
 def _is_found_again(name: str) -> bool:

@@ -17,8 +17,9 @@ RELATIVE_TOLERANCE = 1e-5
 
 _BASED = re.compile(r"(?<![\w.])(\d+)_\{?(\d{1,2})\}?(?!\d)")
 """A number with its base, such as 13_8: math-verify drops the base."""
-_CHOICE = re.compile(r"((?i:answer|option|choice)(?:\s+(?i:is))?:?[\s*]*)\(([A-J])\)")
-"""A choice in brackets, such as `the answer is (B)`: math-verify reads letters without brackets."""
+_CHOICE = re.compile(r"((?i:answer|option|choice)\s*(?:(?i:is)\b|:)[\s:*]*)(?:(?i:option|choice)\s+)?\(([A-J])\)")
+"""A choice in brackets, such as `the answer is (B)`: math-verify reads letters without brackets. Options that a
+response names on the way to its answer, such as `option (A) is wrong`, are no choices."""
 _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 """Text between two boxes that are parts of one answer."""
 

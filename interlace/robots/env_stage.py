@@ -24,8 +24,9 @@ class EnvInstance:
 
     Consumes jobs of leased environments. Produces each job's result.
     Waits for a granule of jobs, or of all leased environments if these are fewer, then for devices. The jobs of a
-    granule run as one batch, so that the policy answers their observations in one forward pass. On devices, if a
-    granule is one job, all waiting jobs run as one batch. On the host, several granules run at the same time.
+    granule run as one batch, so that the policy answers their observations in one forward pass, after the slowest of
+    them. On devices, if a granule is one job, all waiting jobs run as one batch. On the host, several granules run at
+    the same time.
     Unblocked by jobs, by the end of leases, and by a stall (`flush`).
 
     If the rank's process dies and is replaced, the new one repeats the starts and chunks of all leased environments,
@@ -98,7 +99,9 @@ class EnvInstance:
             return
         if not self._group.devices:
             while self._is_ready():
-                self._cluster.spawn(self._run_beside(self._take_granule()), name=self._group.name)
+                taken = self._take_granule()
+                for batch in [taken] if self._granule > 1 else [[each] for each in taken]:
+                    self._cluster.spawn(self._run_beside(batch), name=self._group.name)
             return
         self._is_serving = True
         self._cluster.spawn(self._serve_granules(), name=self._group.name)
@@ -129,7 +132,8 @@ class EnvInstance:
         if counts.busy_s >= self.counts.busy_s:  # results may arrive out of order
             self.counts = counts
         for (job, future), answer in zip(taken, batch.answers, strict=True):
-            if self._group.rank_set.revival and job.slot in self._leased:
+            # An episode that ended during a long granule has left its slot, which may have another one by now.
+            if self._group.rank_set.revival and job.slot in self._leased and not future.cancelled():
                 self._history.add(job, answer)
             answer.settle(future)
 
@@ -150,8 +154,7 @@ def fleet_of(
     cluster: Cluster, groups: Sequence[EnvGroup], config: EnvConfig, schedule: Schedule, *, samples_per_prompt: int
 ) -> EnvFleet:
     """Returns a run's environments, over all instances of the role."""
-    on_host = not any(group.devices for group in groups)
-    granule = schedule.granule_envs(config.num_envs, samples_per_prompt=samples_per_prompt, on_host=on_host)
+    granule = schedule.granule_envs(config.num_envs, samples_per_prompt=samples_per_prompt)
     each = math.ceil(granule / len(groups))
     instances = [
         EnvInstance(group, cluster, config.share(number, len(groups)), each) for number, group in enumerate(groups)

@@ -13,7 +13,7 @@ from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
 from interlace.data.config import SOURCES
 from interlace.rewards.base import RewardFn
-from interlace.rewards.given import importable_name, is_given
+from interlace.rewards.given import is_given, loaded_name
 from interlace.run.program_data import TaskWriter
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
@@ -251,5 +251,5 @@ def _to_plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if inspect.isclass(value) or inspect.isfunction(value):
-        return importable_name(value) or value
+        return loaded_name(value) or value
     return value

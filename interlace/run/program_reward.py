@@ -58,6 +58,11 @@ def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
     for each in rewards:
         reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
         given = reward.model_dump(mode="json", exclude_unset=True) if isinstance(reward, Config) else reward
+        if reward is not each and isinstance(given, Mapping) and "weight" in given:
+            raise UserError(
+                f"a part of reward has two weights, {given['weight']!r} in its mapping and {weight!r} beside it: give "
+                "one of them"
+            )
         part = {"weight": weight, **(given if isinstance(given, Mapping) else {"name": given})}
         if (function := part.get("name")) is not None and not isinstance(function, str):
             label = label_of_function(function)

@@ -101,7 +101,7 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
         )
     values = {str(name): row[name] for name in row}
     mapped = {name: _read_nested(values, source, place) for name, source in columns.items() if source is not None}
-    values = {**values, **mapped}
+    values = {name: value for name, value in values.items() if name not in omit} | mapped
     if named is not None:
         refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
     contains_prompt = named is None and CHOSEN in values and REJECTED in values
@@ -115,7 +115,7 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
     # The check of the recipe refuses an empty answer if the reward names one.
     reads_answer = columns.get("answer", "answer") is not None
     filled = {**values, "answer": values.get("answer", "")} if reads_answer else values
-    return json.dumps(plain_row(filled, place, omit)) + "\n"
+    return json.dumps(plain_row(filled, place)) + "\n"
 
 
 def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:

@@ -11,6 +11,9 @@ from interlace.rewards.shaping import TASK
 from interlace.run.failed_updates import IN_A_ROW
 from interlace.run.recipe.config import Recipe
 
+VERDICT_STEPS = 5
+"""Steps with rewards after which a reward that no answer has reached is reported."""
+
 
 class StepNotes:
     """Notes of one process of a run."""
@@ -20,6 +23,7 @@ class StepNotes:
         self._told: set[str] = set()
         self._has_scored = False
         """True if this process has scored a sample."""
+        self._largest_reward, self._num_scored_steps = 0.0, 0
 
     def say(self, result: StepResult, *, is_unchanged: bool) -> None:
         """Reports new findings of a step. is_unchanged: the step published the same weights as before."""
@@ -79,13 +83,15 @@ class StepNotes:
         scored = [entry.sample for entry in result.ended if entry.sample.reward is not None]
         if reward is None or ":" not in reward.name or any(ACCURACY in sample.reward_parts for sample in scored):
             return
-        most = max((sample.reward_parts.get(TASK, sample.reward or 0.0) for sample in scored), default=0.0)
-        if 0 < most <= 1 < reward.correct:
+        rewards = (sample.reward_parts.get(TASK, sample.reward or 0.0) for sample in scored)
+        most = self._largest_reward = max([self._largest_reward, *rewards])
+        self._num_scored_steps += bool(scored)
+        if 0 < most <= 1 < reward.correct and self._num_scored_steps >= VERDICT_STEPS:
             self.say_once(
                 "verdict",
-                f"step {result.step}: the largest reward is {most:g}, and a held-out answer counts as right from "
-                f"reward.correct={reward.correct:g} on, so that the accuracy is 0. Set reward.correct to the reward of "
-                "a right answer, such as 1",
+                f"step {result.step}: the largest reward so far is {most:g}, and a held-out answer counts as right "
+                f"from reward.correct={reward.correct:g} on. If {most:g} is the reward of a right answer, set "
+                "reward.correct to it",
             )
 
     def _say_unchanged_weights(self, result: StepResult) -> None:

@@ -68,6 +68,13 @@ def train(
     """
     identity = identify_run(recipe, folder, resume=resume)
     with contextlib.closing(MemoryCheckpoints(recipe.recovery.memory_checkpoint_every, identity)) as memory:
+        opened: list[Cluster] = []
+
+        def note_cluster(cluster: Cluster) -> None:
+            opened[:] = [cluster]
+            if on_cluster:
+                on_cluster(cluster)
+
         first = TrainJob(
             recipe=recipe,
             folder=folder,
@@ -77,12 +84,13 @@ def train(
             start=RunStart(),
             memory=memory,
             callbacks=callbacks or Callbacks(),
-            on_cluster=on_cluster or (lambda _: None),
+            on_cluster=note_cluster,
         )
         try:
             return _train_with_restarts(first, identity, resume=resume)
         finally:
-            end_unused_servers(folder.engines, ())  # of ranks on Ray that were killed
+            if opened:  # a refused command leaves the servers for one that is accepted
+                end_unused_servers(folder.engines, ())  # of ranks on Ray that were killed
 
 
 def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool) -> TrainReport:

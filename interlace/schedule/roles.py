@@ -13,11 +13,6 @@ Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(g
 """Number of samples that a stage waits for before it requests its devices."""
 Share: TypeAlias = Annotated[str, Field(pattern=r"^([1-9]\d?|100)%$")]
 """Share of the environments, in whole percent."""
-Automatic: TypeAlias = Literal["auto"]
-"""Number of environments that depends on the place of the simulators."""
-HOST_SHARE = "25%"
-"""Share of the environments that `auto` stands for on the host: a policy answers one quarter in a batch while the
-processes simulate the others."""
 AnyPercentage: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
 """Share in whole percent. It may exceed 100%."""
 HOST = "host"
@@ -37,12 +32,12 @@ class Role:
     """Default placement. Unused if `beside` is set."""
     beside: str = ""
     """Role whose devices it shares if a schedule does not place it. `placement: all` then does not apply to it."""
-    granule: Granule | Automatic | None = "step"
+    granule: Granule | None = "step"
     """Default number of samples that its stage waits for. If None, its stage waits for none."""
     needs_device: bool = True
     """True if the role computes on devices in every recipe. Otherwise it may run on the host."""
     counts_envs: bool = False
-    """True if its granule counts environments, and may be a share of them, `50%`, or `auto`."""
+    """True if its granule counts environments, and may be a share of them: `50%`."""
     preemptible: bool = False
     """True if the role releases its devices before its work is done when another role is ready."""
     recovery: Literal["respawn", "resume"] = "resume"
@@ -64,7 +59,7 @@ class Role:
 
 ROLES: tuple[Role, ...] = (
     Role(name="rollout", granule=None, preemptible=True, recovery="respawn"),
-    Role(name="env", devices=HOST, granule="auto", needs_device=False, counts_envs=True, recovery="respawn"),
+    Role(name="env", devices=HOST, granule="sample", needs_device=False, counts_envs=True, recovery="respawn"),
     Role(
         name="reward",
         one_instance=True,

@@ -14,10 +14,8 @@ from interlace.schedule.episode_limit import WholeEpisodes
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.roles import (
     HOST,
-    HOST_SHARE,
     ROLES,
     AnyPercentage,
-    Automatic,
     Granule,
     Share,
     list_placed_roles,
@@ -115,18 +113,13 @@ def _on_host(role: str) -> tuple[Device, ...]:
     return ()
 
 
-@_with_fields(
-    {
-        role.name: (Granule | Share | Automatic if role.counts_envs else Granule | Share, role.granule)
-        for role in list_staged_roles()
-    }
-)
+@_with_fields({role.name: (Granule | Share, role.granule) for role in list_staged_roles()})
 class Granularity(Config):
     """Stage -> granule."""
 
-    def of(self, stage: str) -> Granule | Share | Automatic:
+    def of(self, stage: str) -> Granule | Share:
         """Returns the granule of a role's stage."""
-        granule: Granule | Share | Automatic = getattr(self, stage)
+        granule: Granule | Share = getattr(self, stage)
         return granule
 
 
@@ -291,10 +284,8 @@ class Schedule(Config):
         """Returns the granule of a stage, in samples."""
         return self._granule(stage, prompts_per_step * samples_per_prompt, samples_per_prompt)
 
-    def granule_envs(self, num_envs: int, *, samples_per_prompt: int, on_host: bool) -> int:
+    def granule_envs(self, num_envs: int, *, samples_per_prompt: int) -> int:
         """Returns the number of environments, of `num_envs`, that wait for each other before they simulate."""
-        if self.granularity.of("env") == "auto":
-            return share_of(HOST_SHARE, num_envs) if on_host else 1
         return min(num_envs, self._granule("env", num_envs, samples_per_prompt))
 
     def _granule(self, stage: str, everything: int, group: int) -> int:

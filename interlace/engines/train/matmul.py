@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 FASTER_FROM = 1 << 20
 """Multiplications of a product, below which oneDNN takes longer to find its kernel than MKL takes to compute."""
 LARGEST_OF_MKL = 512
-"""Largest side of a weight that Intel's processors multiply by MKL. In longer sums, and with fewer than 16 rows, MKL's
-bits for a row depend on the number of rows.
+"""Largest side of a weight that Intel's processors multiply by MKL. MKL's bits for a row depend on the number of rows
+in longer sums, and in sums of any length if there are fewer than 16 rows. The bits of the gradients of a weight depend
+on the number of threads from about 2,000 rows on.
 """
 
 

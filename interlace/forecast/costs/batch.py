@@ -127,6 +127,8 @@ class _Sequence:
     """Number of the current stint; 0 if the sequence does not run."""
     own: int | None = None
     """Older weight version under which the sequence ends (mode `own`). If None, the engine's version."""
+    has_begun: bool = False
+    """True from its first stint on."""
 
 
 class SimulatedBatch:
@@ -217,7 +219,9 @@ class SimulatedBatch:
                 found = self.kept.take(sequence.request, sequence.context, now_s)
             if not found and not sequence.done and not sequence.request.turn:
                 found = sequence.context if sequence.request.uid in self._prompts else 0
-            self.due_s += self._costs.sequence_s
+            if not sequence.has_begun:  # a sequence that lost its cells returns no response in between
+                self.due_s += self._costs.sequence_s
+                sequence.has_begun = True
             self.due_s += (sequence.context - found) * self._costs.prefill_token_s / self.speed
             sequence.num_found = max(sequence.num_found, found)
             self._begin_stint(sequence)

@@ -87,7 +87,7 @@ class Injector:
         looked_s = -math.inf
         while not self._has_ended.wait(AIMED_LOOK_S if any(fault.phase for fault in [*self._waiting]) else LOOK_S):
             if time.monotonic() - looked_s >= LOOK_S:
-                self._targets = {fault.role: self._find_targets(fault.role) for fault in self._faults}
+                self._targets = {role: self._find_targets(role) for role in {fault.role for fault in self._faults}}
                 self._note_replacements()
                 looked_s = time.monotonic()
             # A fault whose role has no process at the moment waits until it has one.
@@ -119,6 +119,8 @@ class Injector:
         if not found:
             return False
         target = found[keyed_random("chaos target", self._seed, fault.text, number).randrange(len(found))]
+        if target not in self._find_targets(fault.role):
+            return False  # it has ended since the last lookup
         try:
             os.kill(target, SIGNALS[fault.kind])
         except ProcessLookupError:

@@ -1,6 +1,5 @@
 """The recipe that started a run, and the changes that its user made to it before a resume."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.core.yaml_text import parse_yaml, to_yaml
+from interlace.core.yaml_text import parse_yaml, to_json_text, to_yaml
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import CHANGEABLE, flatten, format_value, may_change
@@ -82,7 +81,7 @@ def list_edits(given: GivenRecipe, folder: RunFolder) -> list[str]:
     )
     if not all(map(may_change, keys)):
         raise UserError(_describe_edits(given, started, folder, before, after, keys))
-    return [f"{key}={json.dumps(values[key], ensure_ascii=False)}" for key in keys if key in values]
+    return [f"{key}={to_json_text(values[key])}" for key in keys if key in values]
 
 
 def _read_started(folder: RunFolder) -> GivenRecipe | None:

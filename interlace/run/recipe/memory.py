@@ -10,7 +10,7 @@ from interlace.algorithms import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.state_parts import peak_bytes
-from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
+from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig, SGLangConfig, VLLMConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
@@ -116,6 +116,8 @@ class _Role:
     None for a role that is not trained."""
     moment_bytes: int = 0
     """Part of `num_bytes` for the optimizer's moments."""
+    kv_bytes: int = 0
+    """Further bytes for the KV cache, of which ranks beyond the key and value heads hold copies."""
 
 
 def forecast_memory(
@@ -132,7 +134,7 @@ def forecast_memory(
                 WorkerMemory(
                     worker=f"{role.name}/{number}",
                     devices=instance,
-                    num_bytes=math.ceil(role.num_bytes / parts),
+                    num_bytes=math.ceil(role.num_bytes / parts + role.kv_bytes / min(parts, loads.size.num_kv_parts)),
                     idle_bytes=role.moment_bytes // parts,
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
                     + _note_unused(recipe, role.name, instance[::ranks]),
@@ -265,13 +267,16 @@ def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple
     size, tokens = loads.size, loads.microbatch_tokens
     logits = tokens * size.logit_bytes_per_token
     is_auto = recipe.rollout.max_tokens == "auto" and isinstance(recipe.rollout, NativeConfig)
-    kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * size.kv_bytes_per_token
+    caches_latents = isinstance(recipe.rollout, VLLMConfig | SGLangConfig)
+    per_token = size.latent_kv_bytes_per_token if caches_latents else size.kv_bytes_per_token
+    kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * per_token
     cache = f"at least {loads.longest} tokens (rollout.max_tokens=auto)" if is_auto else "rollout.max_tokens"
     how = f"weights + KV cache of {cache}" + (" + weights in eight bits" if _is_in_eight_bits(recipe) else "")
     if loads.num_adapted:
         older = recipe.schedule.resolved.adapters_beside
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
-    roles = [_Role(name=ENGINE, num_bytes=size.weight_bytes + kv_bytes + count_copied_bytes(recipe, loads), how=how)]
+    weights = size.weight_bytes + count_copied_bytes(recipe, loads)
+    roles = [_Role(name=ENGINE, num_bytes=weights, kv_bytes=kv_bytes, how=how)]
     if create_kind(recipe.rollout).num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))

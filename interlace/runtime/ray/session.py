@@ -189,8 +189,8 @@ def _start(machine: Machine) -> None:
     here, and the start is tried twice. Raises InterlaceError if it fails again.
     """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_WITHIN_S))
-    # By default Ray's workers run at niceness 15. Processes that a worker started must not outlive it. Ray's subreaper
-    # would end them too, but under it each child of a worker (the tests of a reward) seems to have ended with status 0.
+    # By default Ray's workers run at niceness 15. Processes of a worker's group must not outlive it. Ray's subreaper
+    # would end all of its processes, but under it each child (the tests of a reward) seems to have ended with status 0.
     config = {
         "worker_niceness": 0,
         "process_group_cleanup_enabled": True,

@@ -4,8 +4,10 @@ import time
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from interlace.core.yaml_text import parse_yaml
+from interlace.core.yaml_text import parse_yaml, to_json_text
 
 
 def laughs(levels: int) -> str:
@@ -45,3 +47,8 @@ def test_aliases_and_long_lists_are_read() -> None:
     assert parse_yaml("a: &a {x: 1}\nb: *a") == {"a": {"x": 1}, "b": {"x": 1}}
     assert parse_yaml(laughs(3))["a2"][8][8] == ["x"] * 9
     assert len(parse_yaml(f"a: [{'1, ' * 20000}]")["a"]) == 20000
+
+
+@given(st.text(st.characters(codec=None), max_size=20))
+def test_json_text_is_the_same_value_in_yaml(text: str) -> None:
+    assert parse_yaml(to_json_text({"key": [text]})) == {"key": [text]}

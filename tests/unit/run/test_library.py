@@ -82,6 +82,11 @@ def test_a_list_of_rewards_replaces_the_reward_of_a_recipe(tmp_path: Path) -> No
         assert (found.tag, found.correct) == (None, 1.0), "settings of the recipe's single reward remain"
 
 
+def test_a_part_of_a_reward_with_two_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"two weights, 2\.0 in its mapping and 0\.5 beside it"):
+        ProgramInputs(reward=["exact", ({"name": "exact", "weight": 2.0}, 0.5)]).sections(tmp_path, {})
+
+
 def test_a_class_or_function_is_a_setting_by_its_name(tmp_path: Path) -> None:
     from interlace.algorithms.dapo import DAPO
     from tests.support.reward_functions import size

@@ -53,6 +53,13 @@ def test_columns_that_a_row_cannot_store_are_left_out(tmp_path: Path) -> None:
         assert all("picture" not in prompt.metadata for prompt in recipe_prompts(found).train)
 
 
+def test_columns_that_are_left_out_do_not_make_a_row_one_of_another_objective(tmp_path: Path) -> None:
+    rows = [{**row, "chosen": "a", "rejected": "b"} for row in ROWS]
+    sizes = {**SIZES, "task": {"omit": ["chosen", "rejected"]}}
+    found = ProgramInputs(model="tiny:micro", data=rows, reward=size).sections(tmp_path, sizes).recipe()
+    assert [prompt.text for prompt in recipe_prompts(found).train] == [row["prompt"] for row in ROWS]
+
+
 def test_a_source_has_its_reward_and_columns(tmp_path: Path) -> None:
     asked = [{"question": "1+1", "truth": {"value": "2"}, "level": 3}]
     columns = {"prompt": "question", "answer": "truth.value"}

@@ -42,6 +42,8 @@ def test_numbers_up_to_1_that_can_never_count_as_right_are_reported(
     prompt = Prompt(uid="rows:1", token_ids=EMPTY_INT, text="q", answer="a")
     sample = Sample(key=SampleKey(0, 0), prompt=prompt, reward=given, reward_parts=parts)
     ended = [Ended(sample=sample, event=TerminalEvent.TRAINED)]
-    for step in (1, 2):
+    for step in range(1, 8):
         notes.say(StepResult(step=step, version=step, metrics={}, ended=ended), is_unchanged=False)
-    assert [line.startswith("step 1: the largest reward is 1, and") for line in progress.lines] == [True] * is_said
+    assert [line.startswith("step 5: the largest reward so far is 1, and") for line in progress.lines] == [
+        True
+    ] * is_said

@@ -39,11 +39,7 @@ def test_simulators_are_on_the_host_unless_a_schedule_places_them() -> None:
     assert Schedule.parse({"placement": "0-1"}).instances("env", DEVICES) == ((),)
     placed = Schedule.parse({"placement": {"env": "0-50%"}, "granularity": {"env": "50%"}})
     assert placed.instances("env", DEVICES) == ((DEVICES[0],), (DEVICES[1],))
-    assert placed.granule_envs(7, samples_per_prompt=2, on_host=False) == 4, "half of them, rounded up"
-    common = Schedule.parse({"granularity": "step"})
-    assert common.granularity.env == "auto", "it counts environments"
-    assert [common.granule_envs(7, samples_per_prompt=2, on_host=place) for place in (True, False)] == [2, 1]
-    with pytest.raises(UserError, match="actor"):
-        Schedule.parse({"granularity": {"actor": "auto"}})
+    assert placed.granule_envs(7, samples_per_prompt=2) == 4, "half of them, rounded up"
+    assert Schedule.parse({"granularity": "step"}).granularity.env == "sample", "it counts environments"
     with pytest.raises(UserError, match="only env runs beside them"):
         Schedule.parse({"placement": {"rollout": "host"}}).instances("rollout", DEVICES)

@@ -111,7 +111,8 @@ def _end_lease(file: Path) -> None:
         file.unlink()
         if record.record == str(file):  # a copy of a run's folder contains another run's server
             _remove_folder(ServerLease(seconds=0.0, record=file, folder=Path(record.folder)))
-    file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
 
 
 def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
@@ -129,9 +130,9 @@ def end_unused_servers(folder: Path, engines: Collection[int]) -> list[str]:
     Returns a sentence for each server.
     """
     ended = []
-    for record in sorted(folder.glob(RECORDS)):
+    for record in sorted(folder.absolute().glob(RECORDS)):  # a record contains its absolute path
         number = record.stem.rpartition("-")[2]
-        if not number.isdecimal() or record != record_file(folder, int(number)):
+        if not number.isdecimal() or record != record_file(folder.absolute(), int(number)):
             continue  # the file of a user
         if int(number) not in engines:
             _end_lease(record)

@@ -117,8 +117,8 @@ class ServerProcess:
 
     def _connect_to_guard(self, starter: "subprocess.Popen[bytes]") -> AdoptedGuard:
         """Connects to a detached guard. starter: the process that starts it, and ends."""
-        starter.wait()
-        if (guard := self.lease.connect(GUARD_START_S)) is None:
+        has_failed = starter.wait() != 0
+        if (guard := None if has_failed else self.lease.connect(GUARD_START_S)) is None:
             raise ServiceError(f"the guard of the server at {self.address.url} did not start. Log: {self.log}")
         return guard
 
@@ -192,7 +192,9 @@ def _end_servers(servers: Sequence[ServerProcess], *, within_s: float) -> None:
             time.sleep(0.02)
     finally:  # also if Ctrl-C ends the wait
         for process in processes:
-            _signal_group(process.pid, signal.SIGKILL)
+            # The number of a guard that is no child is free, and perhaps another process's, once the guard has ended.
+            if isinstance(process, subprocess.Popen) or process.poll() is None:
+                _signal_group(process.pid, signal.SIGKILL)
             process.wait()
             if isinstance(process, subprocess.Popen) and process.stdin:
                 process.stdin.close()

@@ -140,6 +140,17 @@ def test_a_request_that_waits_costs_nothing_when_it_is_withdrawn_and_submitted_a
     assert seconds == pytest.approx(5 * (0.005 + 0.1 + 0.010))
 
 
+def test_a_sequence_that_loses_its_cells_is_charged_once() -> None:
+    costs = COSTS.model_copy(update={"kv_tokens": 100, "prefill_token_s": 0.0})
+
+    async def main(sequence_s: float) -> list[Response]:
+        engine = engine_of(costs.model_copy(update={"sequence_s": sequence_s}), [40] * 4)
+        return await serve_all(engine, [request(serial) for serial in range(4)])
+
+    (_, with_cost), (_, without) = (on_virtual_clock(lambda s=s: main(s)) for s in (0.1, 0.0))
+    assert with_cost - without == pytest.approx(4 * 0.1)
+
+
 def test_two_devices_are_faster_by_their_efficiency() -> None:
     costs = COSTS.model_copy(update={"efficiency": 0.8, "call_s": 0.0, "prefill_token_s": 0.0})
 

@@ -1,5 +1,8 @@
 """Memory of a device is the sum over the workers that the recipe places on it; its inputs have one builder."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from interlace.engines.train import Adapter, new_reward_model
@@ -8,8 +11,9 @@ from interlace.forecast.recipe_check import AcceptsHere
 from interlace.models.loading import empty_model, load_model
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check import check_recipe
+from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.load import load_recipe
-from interlace.run.recipe.memory import WorkerMemory, forecast_run, measure_loads, sum_by_device
+from interlace.run.recipe.memory import WorkerMemory, forecast_memory, forecast_run, measure_loads, sum_by_device
 from interlace.schedule.placement import Device
 
 ROWS = ["task.reasoning_gym.train_size=16", "task.reasoning_gym.heldout_size=4", "warmup=null", "cluster.devices=cpu:1"]
@@ -36,6 +40,20 @@ def test_the_adapter_of_a_reward_model_is_forecast_with_its_head() -> None:
     adapter = Adapter(model, recipe.actor.lora, seed=0, head=HEAD)
     assert measure_loads(recipe, empty_model(recipe.model), 8).num_lora == adapter.num_parameters
     assert check_recipe(recipe).num_lora_parameters == adapter.num_parameters
+
+
+def test_the_cache_of_vllm_is_forecast_as_it_is_allocated() -> None:
+    """It caches one vector a token for latent attention, and ranks beyond the key and value heads hold copies."""
+    devices = tuple(Device(index=n, pool="cuda", pool_index=n, memory_bytes=1 << 40) for n in range(4))
+    settings = ("warmup=null", "cluster.devices=cuda:4", "schedule.placement.rollout.devices_per_instance=4")
+    served = "rollout={engine: vllm, max_tokens: 4096, tensor_parallel_size: 4}"
+    recipe = load_recipe("quickstart", [*settings, served])
+    loads = measure_loads(recipe, empty_model(recipe.model), 8)
+    size = replace(loads.size, num_kv_parts=2, latent_kv_bytes_per_token=10, kv_bytes_per_token=1000)
+    loads = replace(loads, size=size)
+    found = forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+    [engine] = [each for each in found if each.worker.startswith("rollout")]
+    assert engine.num_bytes == math.ceil(size.weight_bytes / 4 + recipe.rollout.kv_tokens * 10 / 2)
 
 
 def test_a_run_on_rows_starts_with_the_forecast_that_was_checked() -> None:
