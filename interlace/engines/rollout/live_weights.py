@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.state_parts import WEIGHTS
-from interlace.engines.rollout.named_weights import NamedWeights
+from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.engines.rollout.runner import Runner
 from interlace.models.residence import Move, Residence
 from interlace.weights.content import content_hash
@@ -72,12 +72,13 @@ class LiveWeights:
         """Returns the names of all tensors; a tied tensor appears under each of its names."""
         return frozenset(self._tensors)
 
-    def update(self, weights: NamedWeights, *, frozen: bool) -> None:
+    def update(self, tensors: NamedWeights | Mapping[str, Tensor], *, frozen: bool) -> None:
         """Replaces all tensors. Raises UserError, without a change, for a missing or unknown name or a different shape.
 
         frozen: the given tensors are never written again, so tensors of matching type and device are kept instead of
         copied.
         """
+        weights = GivenWeights(tensors) if isinstance(tensors, Mapping) else tensors
         self.check(weights)
         for name, tensor in weights:
             self.replace(name, tensor, frozen=frozen)

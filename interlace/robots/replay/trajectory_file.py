@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
-from interlace.core.messages import Message, ToolCall
+from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.payload import StoredSegments
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 
-_RECORDS = {kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult, EpisodeCounts, Message, ToolCall)}
+_RECORDS = {
+    kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult, EpisodeCounts, Message, ToolCall, ToolSpec)
+}
 _ENUMS: Mapping[str, type[Enum]] = {"cause": Cause, "finish": FinishReason}
 _ENUM_TAGS = {kind: tag for tag, kind in _ENUMS.items()}
 _TAG = "\x00"

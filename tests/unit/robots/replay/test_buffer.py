@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, Messages, ToolCall
+from interlace.core.messages import Message, Messages, ToolCall, ToolSpec
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 from interlace.robots.replay.buffer import Drawn, Replay, ReplayConfig
@@ -79,9 +79,10 @@ def test_an_agents_sample_goes_through_a_file() -> None:
         tool_s=(0.25,),
         tool_turns=(1,),
     )
-    sample = replace(plain, prompt=replace(plain.prompt, messages=messages), counts=counts)
+    tool = ToolSpec(name="calculator", description="adds", parameters={"type": "object", "required": ["of"]})
+    sample = replace(plain, prompt=replace(plain.prompt, messages=messages, tools=(tool,)), counts=counts)
     found = sample_from_bytes(sample_to_bytes(sample))
-    assert found.prompt.messages == messages and found.counts == counts
+    assert found.prompt.messages == messages and found.prompt.tools == (tool,) and found.counts == counts
     same(sample, found)
     assert set(_RECORDS.values()) == _records_within(Sample)
 
@@ -92,7 +93,7 @@ def _records_within(kind: object) -> set[object]:
         return set().union(*map(_records_within, get_args(kind)))
     if not is_dataclass(kind) or kind is Runs:
         return set()
-    names = {"Messages": Messages, "EpisodeCounts": EpisodeCounts}
+    names = {"Messages": Messages, "ToolSpec": ToolSpec, "EpisodeCounts": EpisodeCounts}
     return {kind}.union(*(_records_within(hint) for hint in get_type_hints(kind, localns=names).values()))
 
 
