@@ -32,6 +32,12 @@ class Address:
             )
 
 
+IDLE_S = 2.0
+"""Seconds after which an idle connection is closed. The servers of vLLM and SGLang close theirs after 5 s. A request
+that is sent at that moment is lost with its connection, and the server would count as lost.
+"""
+
+
 class Connection:
     """Connection pool to one server. Made and used on one event loop."""
 
@@ -46,9 +52,9 @@ class Connection:
         self._aiohttp = aiohttp
         self._session = aiohttp.ClientSession(
             connector=(
-                aiohttp.UnixConnector(address.url.removeprefix(UNIX), limit=0)
+                aiohttp.UnixConnector(address.url.removeprefix(UNIX), limit=0, keepalive_timeout=IDLE_S)
                 if is_file
-                else aiohttp.TCPConnector(limit=0)
+                else aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
             ),
             headers={"Authorization": f"Bearer {address.key}"} if address.key else {},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
