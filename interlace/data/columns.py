@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError, close_names
 from interlace.core.messages import Messages, ToolSpec, as_tool
@@ -11,7 +11,7 @@ from interlace.data.chat import read_messages, rename_keys, split_conversation
 from interlace.data.pairs import has_implicit_prompt, split_pair
 from interlace.data.rows import Row
 from interlace.data.tables import describe_type
-from interlace.data.values import plain_row, without_nulls
+from interlace.data.values import follow_path, plain_row, without_nulls
 
 if TYPE_CHECKING:
     from interlace.data.config import ColumnMap
@@ -113,17 +113,10 @@ def _take_implicit_prompt(
 
 def _read_column(values: Mapping[str, JSON], path: str, role: str, origin: str) -> JSON:
     """Returns the value of a column, or of a dotted path into one."""
-    if path in values:
-        return values[path]
-    value: JSON = values
-    for part in path.split("."):
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            raise UserError(f"{origin}: there is no column {path!r}.{_propose_columns(values, path, role)}")
-    return value
+    value, missing = follow_path(values, path)
+    if missing is not None:
+        raise UserError(f"{origin}: there is no column {path!r}.{_propose_columns(values, path, role)}")
+    return cast("JSON", value)
 
 
 def _propose_columns(values: Mapping[str, JSON], path: str, role: str) -> str:

@@ -23,6 +23,25 @@ def plain_row(values: Mapping[str, object], origin: str, omit: Sequence[str] = (
     return {name: _to_json(value, origin, name) for name, value in values.items() if name not in omit}
 
 
+def follow_path(values: Mapping[str, object], path: str) -> tuple[object, str | None]:
+    """Follows a dotted path into a row: keys of mappings, and numbers of items of a list.
+
+    Returns the value and None. If a part of the path is missing, returns the value that lacks it, and the part.
+    """
+    if path in values:
+        return values[path], None
+    found: object = values
+    for part in path.split("."):
+        found = found.tolist() if isinstance(found, np.ndarray) else found
+        if isinstance(found, Mapping) and part in found:
+            found = found[part]
+        elif isinstance(found, list | tuple) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            return found, part
+    return found, None
+
+
 def without_nulls(value: JSON) -> JSON:
     """Removes null entries of mappings: Arrow gives all mappings of a column the keys of each, as nulls."""
     if isinstance(value, Mapping):

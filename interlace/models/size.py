@@ -107,16 +107,23 @@ def list_layers(config: "PretrainedConfig") -> "Sequence[PretrainedConfig]":
 
 def count_kv_heads(layer: "PretrainedConfig") -> int:
     """Returns the number of key and value heads of a layer. layer: the layer's configuration."""
-    return int(getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_attention_heads", None) or 1)
+    return int(getattr(layer, "num_key_value_heads", None) or _count_heads(layer))
+
+
+def size_of_head(layer: "PretrainedConfig") -> int:
+    """Returns the size of a key of a layer, in numbers. layer: the layer's configuration."""
+    return int(getattr(layer, "head_dim", None) or layer.hidden_size // _count_heads(layer))
+
+
+def _count_heads(layer: "PretrainedConfig") -> int:
+    return int(getattr(layer, "num_attention_heads", None) or 1)
 
 
 def _count_kv_numbers(layer: "PretrainedConfig") -> int:
     """Counts the numbers of a token's keys and values in a layer."""
-    num_heads = int(getattr(layer, "num_attention_heads", None) or 1)
     if getattr(layer, "kv_lora_rank", None):
-        return num_heads * int(layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)
-    head_dim = int(getattr(layer, "head_dim", None) or layer.hidden_size // num_heads)
-    return 2 * count_kv_heads(layer) * head_dim
+        return _count_heads(layer) * int(layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)
+    return 2 * count_kv_heads(layer) * size_of_head(layer)
 
 
 def _count_latent_numbers(layer: "PretrainedConfig") -> int:

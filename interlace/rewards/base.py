@@ -275,10 +275,15 @@ def _combine_values(reward: LoadedReward, config: RewardConfig, values: Sequence
     if not reward.parts:
         return to_result(values[0], config, has_own_total=reward.calls[0].has_own_total)
     weighted = [
-        (label_of(part), part.weight, own_total(value) if call.has_own_total else value)
+        (label_of(part), part.weight, _value_of_part(call, value))
         for part, call, value in zip(reward.parts, reward.calls, values, strict=True)
     ]
     return add_up(weighted, config)
+
+
+def _value_of_part(call: RewardCall, value: Any) -> Any:
+    """Returns a value without the notes beside the reward in it: they are no parts of a sum."""
+    return own_total(value) if call.has_own_total else value
 
 
 def _find_refused(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> Sequence[RewardCall]:
@@ -286,10 +291,9 @@ def _find_refused(reward: LoadedReward, config: RewardConfig, values: Sequence[A
     found = []
     for call, value in zip(reward.calls, values, strict=True):
         try:
-            if value is not None and reward.parts:
-                to_result(own_total(value) if call.has_own_total else value, config)
-            elif value is not None:
-                to_result(value, config, has_own_total=call.has_own_total)
+            if value is not None:
+                given = _value_of_part(call, value) if reward.parts else value
+                to_result(given, config, has_own_total=call.has_own_total)
         except Exception:  # noqa: BLE001 - of any type that a value of a user may raise
             found.append(call)
     return found or reward.calls

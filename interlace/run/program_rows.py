@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.random import stable_hash
 from interlace.data.columns import CHOSEN, REJECTED
 from interlace.data.objects import read_rows
-from interlace.data.values import plain_row
+from interlace.data.values import follow_path, plain_row
 from interlace.observe.atomic_file import write_atomic
 from interlace.rewards.rows import refuse_other_objectives
 from interlace.rewards.signature import RewardCall
@@ -120,21 +118,13 @@ def _format_line(row: object, columns: ColumnMap, named: Iterable[str] | None, p
 
 def _read_nested(values: Mapping[str, object], source: str, place: str) -> object:
     """Returns the value of a column, or of a key in a nested column; an item of a list by its number."""
-    if source in values:
-        return values[source]
-    found: Any = values
-    for key in source.split("."):
-        found = found.tolist() if isinstance(found, np.ndarray) else found
-        if isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-            continue
-        if not isinstance(found, Mapping) or key not in found:
-            names = list(found) if isinstance(found, Mapping) else list(values)
-            raise UserError(
-                f"{place} has no column {source!r}, which `columns` names; it has {', '.join(map(str, names))}."
-                f"{nearest(key, [str(name) for name in names])}"
-            )
-        found = found[key]
+    found, missing = follow_path(values, source)
+    if missing is not None:
+        names = list(map(str, found if isinstance(found, Mapping) else values))
+        raise UserError(
+            f"{place} has no column {source!r}, which `columns` names; it has {', '.join(names)}."
+            f"{nearest(missing, names)}"
+        )
     return found
 
 

@@ -21,7 +21,6 @@ from interlace.engines.rollout.graph_runner import GraphRunner
 from interlace.engines.rollout.kv_residence import KVResidence
 from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence, size_kv_cache
 from interlace.engines.rollout.live_weights import InstalledVersions, LiveWeights
-from interlace.engines.rollout.named_weights import GivenWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
 from interlace.engines.rollout.protocol import (
@@ -316,7 +315,7 @@ class NativeEngine(NativeParts):
             for sequence in begun if is_kept else ():
                 sequence.version = self._versions.newest
         else:
-            self._weights.update(GivenWeights(tensors), frozen=frozen)
+            self._weights.update(tensors, frozen=frozen)
         self._apply_update(version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
@@ -327,8 +326,7 @@ class NativeEngine(NativeParts):
         else:  # transformers saves some architectures under other names; tracing its loader gives the mapping back
             config, dtype = self._model.config, self._model.dtype
             landings = trace_load(type(self._model), config, saved, dtype)[1]
-            landed = LandedWeights(saved, landings, self._weights.shards)
-            self._weights.update(GivenWeights(landed), frozen=False)
+            self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
         self._apply_update(version, mode)
 
     def _apply_update(self, version: int, mode: UpdateMode) -> None:

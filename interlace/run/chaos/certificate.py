@@ -31,7 +31,7 @@ class FaultRecord:
     recovered_s: float | None
     """Seconds from the fault to a replacement; None if none was needed before the end of the run."""
     phase: Phase | None = None
-    """Activity of the process, or else of the run. None on the virtual clock, where it is not known."""
+    """Activity of the process, or else of the run. None on the virtual clock."""
 
     def row(self) -> Mapping[str, JSON]:
         """Returns the record as JSON."""

@@ -44,7 +44,7 @@ class RunPhases:
             self._is_evaluating = not is_done
 
     def list_phases(self, group: str) -> Sequence[Phase]:
-        """Returns the phases that run now: those of the group, then those of the rest of the run.
+        """Returns the phases that run now: first of the group, then of the rest of the run.
 
         group: `role/instance`, or `role` for all groups of a role. An evaluation comes first, because it uses the same
         operations. `idle` if no operation runs.

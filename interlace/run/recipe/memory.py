@@ -10,7 +10,7 @@ from interlace.algorithms import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.state_parts import peak_bytes
-from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig, SGLangConfig, VLLMConfig
+from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
@@ -267,9 +267,8 @@ def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple
     size, tokens = loads.size, loads.microbatch_tokens
     logits = tokens * size.logit_bytes_per_token
     is_auto = recipe.rollout.max_tokens == "auto" and isinstance(recipe.rollout, NativeConfig)
-    caches_latents = isinstance(recipe.rollout, VLLMConfig | SGLangConfig)
-    per_token = size.latent_kv_bytes_per_token if caches_latents else size.kv_bytes_per_token
-    kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * per_token
+    kind = create_kind(recipe.rollout)
+    kv_bytes = (loads.longest if is_auto else recipe.rollout.kv_tokens) * kind.kv_bytes_per_token(size)
     cache = f"at least {loads.longest} tokens (rollout.max_tokens=auto)" if is_auto else "rollout.max_tokens"
     how = f"weights + KV cache of {cache}" + (" + weights in eight bits" if _is_in_eight_bits(recipe) else "")
     if loads.num_adapted:
@@ -277,7 +276,7 @@ def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     weights = size.weight_bytes + count_copied_bytes(recipe, loads)
     roles = [_Role(name=ENGINE, num_bytes=weights, kv_bytes=kv_bytes, how=how)]
-    if create_kind(recipe.rollout).num_addresses is not None or is_offline(recipe):
+    if kind.num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in find_needed_roles(needs)}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.config import ModelConfig
     from interlace.models.loading import LoadedModel
+    from interlace.models.size import ModelSize
 
 Feature: TypeAlias = Literal["raw_logprobs", "truncation", "kv_offload", "kv_use", "invariance"]
 """Abilities that only some engines have. raw_logprobs: the log-probs of the unmodified logits, in addition to the
@@ -93,6 +94,10 @@ class EngineKind(ABC):
     def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some engines run anywhere
         """Returns the reason why this kind cannot run on a pool's devices (cpu, cuda), with the fix; None if it can."""
         return None
+
+    def kv_bytes_per_token(self, size: "ModelSize") -> int:
+        """Returns the bytes that one token of a model takes in the KV cache."""
+        return size.kv_bytes_per_token
 
     def longest_in(self, max_tokens: int) -> int:
         """Returns the length of the longest sequence that fits into a KV cache of `max_tokens` tokens."""

@@ -11,6 +11,7 @@ from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, 
 if TYPE_CHECKING:
     from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.process import ServerCommand
+    from interlace.models.size import ModelSize
 
 INSTALL = "On GPUs: pip install 'interlace[sglang]'. On CPU cores take rollout.engine=native, or vllm."
 
@@ -34,6 +35,9 @@ class SGLangKind(ServedKind):
         if importlib.util.find_spec("sglang") is None:
             return f"SGLang is not installed. {INSTALL}"
         return None
+
+    def kv_bytes_per_token(self, size: "ModelSize") -> int:
+        return size.latent_kv_bytes_per_token
 
     def command(self, server: ServerSite) -> "ServerCommand":
         from interlace.engines.rollout.services.process import ServerCommand

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.process import ServerCommand
+    from interlace.models.size import ModelSize
 
 INSTALL = (
     "On GPUs: pip install 'interlace[vllm]'. On CPU cores: its build for them, as docs/rollout-engine.md says. "
@@ -53,16 +54,18 @@ class VLLMKind(ServedKind):
             return
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        from interlace.models.size import list_layers
+        from interlace.models.size import list_layers, size_of_head
 
-        layers = list_layers(model.config)
-        sizes = {getattr(each, "head_dim", None) or each.hidden_size // each.num_attention_heads for each in layers}
+        sizes = set(map(size_of_head, list_layers(model.config)))
         known = CPUAttentionBackend.get_supported_head_sizes()
         if size := next((each for each in sorted(sizes) if each not in known), None):
             raise UserError(
                 f"the model's attention heads have {size} numbers, and on CPU cores vLLM serves heads of "
                 f"{', '.join(map(str, known))}. Take another model (tiny:mini is one of 32) or rollout.engine=native."
             )
+
+    def kv_bytes_per_token(self, size: "ModelSize") -> int:
+        return size.latent_kv_bytes_per_token
 
     def command(self, server: ServerSite) -> "ServerCommand":
         from interlace.engines.rollout.services.http import UNIX
@@ -72,7 +75,7 @@ class VLLMKind(ServedKind):
         is_cpu = site.devices[0] == "cpu"
         blocks = -(-config.kv_tokens // LARGEST_BLOCK) + 1  # The first block serves padding.
         parts = min(config.tensor_parallel_size, size.num_kv_parts)
-        kv_bytes = blocks * LARGEST_BLOCK * size.latent_kv_bytes_per_token // parts
+        kv_bytes = blocks * LARGEST_BLOCK * self.kv_bytes_per_token(size) // parts
         eager = is_cpu if config.enforce_eager is None else config.enforce_eager
         arguments = [
             *("-m", "vllm.entrypoints.openai.api_server"),

@@ -106,13 +106,13 @@ def _remove_folder(lease: ServerLease) -> None:
 
 def _end_lease(file: Path) -> None:
     """Removes a record, which ends the lease, and the folder of the server if its guard has ended."""
+    record = None
     with contextlib.suppress(OSError, ValidationError):
         record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
-        file.unlink()
-        if record.record == str(file):  # a copy of a run's folder contains another run's server
-            _remove_folder(ServerLease(seconds=0.0, record=file, folder=Path(record.folder)))
     with contextlib.suppress(OSError):
-        file.unlink(missing_ok=True)
+        file.unlink()
+    if record is not None and record.record == str(file):  # a copy of a run's folder contains another run's server
+        _remove_folder(ServerLease(seconds=0.0, record=file, folder=Path(record.folder)))
 
 
 def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:
@@ -129,10 +129,10 @@ def end_unused_servers(folder: Path, engines: Collection[int]) -> list[str]:
     folder: with the records; other files in it are ignored. engines: numbers of the run's engines that have servers.
     Returns a sentence for each server.
     """
-    ended = []
-    for record in sorted(folder.absolute().glob(RECORDS)):  # a record contains its absolute path
+    ended, folder = list[str](), folder.absolute()  # a record contains its absolute path
+    for record in sorted(folder.glob(RECORDS)):
         number = record.stem.rpartition("-")[2]
-        if not number.isdecimal() or record != record_file(folder.absolute(), int(number)):
+        if not number.isdecimal() or record != record_file(folder, int(number)):
             continue  # the file of a user
         if int(number) not in engines:
             _end_lease(record)

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from interlace.core.errors import UserError
@@ -26,6 +27,18 @@ class HttpClient:
         self._connection = Connection(address)
         self._arrivals: dict[str, asyncio.Event] = {}
         """Requests that are being sent; the event is set when the server has them, or when sending has failed."""
+
+    @contextmanager
+    def _note_arrivals(self, arrivals: Mapping[str, asyncio.Event]) -> Iterator[None]:
+        """Registers requests, each with its event, while the block sends them. Sets the events at the end."""
+        self._arrivals.update(arrivals)
+        try:
+            yield
+        finally:  # also of requests whose sending was cancelled before it began
+            for name, arrival in arrivals.items():
+                arrival.set()
+                if self._arrivals.get(name) is arrival:
+                    del self._arrivals[name]
 
     async def _wait_for_arrival(self, ids: Sequence[str]) -> None:
         """Waits until the server has the requests, because it ignores an abort of requests that it does not know.
@@ -64,16 +77,10 @@ class StreamingClient(HttpClient, ABC):
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """See EngineClient."""
         arrivals = {request.id: asyncio.Event() for request in requests}
-        self._arrivals.update(arrivals)
-        try:
+        with self._note_arrivals(arrivals):
             async with asyncio.TaskGroup() as group:
                 for request in requests:
                     group.create_task(self._stream_request(request, on_delta, arrivals[request.id]))
-        finally:  # also of tasks that were cancelled before they began
-            for name, arrival in arrivals.items():
-                arrival.set()
-                if self._arrivals.get(name) is arrival:
-                    del self._arrivals[name]
 
     async def _stream_request(self, request: Request, on_delta: OnDelta, arrival: asyncio.Event) -> None:
         sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"

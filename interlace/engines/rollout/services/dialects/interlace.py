@@ -27,14 +27,8 @@ class InterlaceClient(HttpClient):
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """See EngineClient."""
         arrival = asyncio.Event()
-        self._arrivals.update((request.id, arrival) for request in requests)
-        try:
+        with self._note_arrivals({request.id: arrival for request in requests}):
             await self._stream_requests(requests, on_delta, arrival)
-        finally:
-            arrival.set()
-            for request in requests:
-                if self._arrivals.get(request.id) is arrival:
-                    del self._arrivals[request.id]
 
     async def _stream_requests(self, requests: Sequence[Request], on_delta: OnDelta, arrival: asyncio.Event) -> None:
         left = {request.id for request in requests}
