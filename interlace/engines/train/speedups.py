@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,12 @@ def check_compiler(device: torch.device) -> None:
 
 
 def apply_liger(model: PreTrainedModel, device: torch.device) -> None:
-    """Replaces norms, rotary positions and MLPs of the model by Liger's kernels (arXiv 2410.10989).
+    """Replaces norms and MLPs of the model by Liger's kernels (arXiv 2410.10989).
 
-    Liger's fused loss is not used, since losses here are computed on selected tokens. Raises UserError if Liger is not
-    installed, on a CPU, and for an architecture without kernels. The tests of this repository run only the errors.
+    Other models of this process, such as the reference and the rollout engine, keep their layers. Liger's kernel of
+    rotary positions is not used, because it would replace a function that all models of the architecture call; nor is
+    its fused loss, since losses here are computed on selected tokens. Raises UserError if Liger is not installed, on a
+    CPU, and for an architecture without kernels.
     """
     check_liger(device)
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
@@ -62,7 +65,13 @@ def apply_liger(model: PreTrainedModel, device: torch.device) -> None:
             f"actor.liger=true: Liger has no kernels for {kind!r} models. It has them for "
             f"{', '.join(MODEL_TYPE_TO_APPLY_LIGER_FN)}."
         )
-    _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+    # Liger also replaces the classes in the module of the architecture, from which other models are built later.
+    code = vars(sys.modules[type(model).__module__])
+    kept = dict(code)
+    try:
+        _apply_liger_kernel_to_instance(model=model, rope=False, cross_entropy=False, fused_linear_cross_entropy=False)
+    finally:
+        code.update(kept)
 
 
 def check_liger(device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Compiled layers give the same results; missing libraries are reported before the computation."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import UserError
-from interlace.engines.train import ActorConfig, OptimizerConfig, TrainConfig, TrainEngine
+from interlace.engines.train import ActorConfig, OptimizerConfig, TrainConfig, TrainEngine, speedups
 from interlace.engines.train.speedups import apply_liger, check_compiler
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
@@ -55,6 +56,19 @@ def test_liger_is_for_gpus() -> None:
         apply_liger(tiny_model(), CPU)
 
 
-def test_liger_that_is_not_installed_is_named_with_its_extra() -> None:
+def test_liger_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedups, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'interlace\[liger\]'"):
         apply_liger(tiny_model(), torch.device("cuda"))
+
+
+def test_liger_replaces_the_layers_of_one_model_alone() -> None:
+    pytest.importorskip("liger_kernel")
+    other, code = tiny_model(), sys.modules[type(tiny_model()).__module__]
+    before = dict(vars(code))
+    actor = tiny_model()
+    apply_liger(actor, torch.device("cuda"))
+    assert vars(code) == before
+    layers = [type(model.model.layers[0].mlp).forward for model in (other, tiny_model())]
+    assert layers[0] == layers[1] != actor.model.layers[0].mlp.forward.__func__
+    assert torch.isfinite(tiny_model()(torch.arange(8)[None]).logits).all()
