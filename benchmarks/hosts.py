@@ -1,6 +1,6 @@
 """Time of a step if engines are behind a link of 50 ms and 1 Gbit/s, with delta weights, against a link without delay.
 
-    python benchmarks/hosts.py [--steps 16] [--rounds 2] [--json hosts.json]
+    python benchmarks/hosts.py [KEY=VALUE ...] [--steps 16] [--rounds 2] [--json hosts.json]
 
 Two hosts are network namespaces of this machine (needs root), each a node of one Ray cluster with separate memory.
 The trainer is on the first and the engine on the second; a relay in user space delays every packet. StreamRL (arXiv
@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.hosts import INTERLACE, Hosts, start_ray, two_hosts, why_not
@@ -36,11 +37,11 @@ FIRST = 4
 """First step that counts; the channel fills in the steps before."""
 
 
-def run(hosts: Hosts, variables: dict[str, str], name: str, steps: int) -> list[float]:
-    """Trains over both hosts. Returns the seconds of each step that counts."""
+def run(hosts: Hosts, variables: dict[str, str], name: str, steps: int, changes: Sequence[str]) -> list[float]:
+    """Trains over both hosts, with changed settings. Returns the seconds of each step that counts."""
     host = hosts.first
     log = host.folder / f"{name}.log"
-    given = [*SMALL, *SETTINGS, f"steps={steps}", f"cluster.address={variables['RAY_ADDRESS']}"]
+    given = [*SMALL, *SETTINGS, f"steps={steps}", f"cluster.address={variables['RAY_ADDRESS']}", *changes]
     process = host.start([*INTERLACE, "train", "quickstart", "--name", name, *given], log, variables)
     if process.wait(LIMIT_S):
         raise SystemExit(f"the run failed:\n{log.read_text()[-3000:]}")
@@ -52,6 +53,7 @@ def run(hosts: Hosts, variables: dict[str, str], name: str, steps: int) -> list[
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("changes", nargs="*", help="settings of longer steps, such as sampling.max_new_tokens=512")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -62,7 +64,7 @@ def main() -> int:
     for number in range(given.rounds):
         for delay_s in found:
             with two_hosts(delay_s) as hosts:
-                seconds = run(hosts, start_ray(hosts), f"round-{number}", given.steps)
+                seconds = run(hosts, start_ray(hosts), f"round-{number}", given.steps, given.changes)
             found[delay_s] += seconds
             print(f"round {number}, {delay_s * 2000:.0f} ms: median {statistics.median(seconds):.3f} s", flush=True)
     base = statistics.median(found[0.0])
