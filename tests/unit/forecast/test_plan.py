@@ -282,19 +282,6 @@ def test_a_profile_of_another_model_or_machine_is_refused_here() -> None:
     check_profile(mine.model_copy(update={"model": recipe.model.path}), recipe)
 
 
-def test_a_plan_needs_nothing_that_the_engine_lacks() -> None:
-    sizes = ["prompts_per_step=4", "samples_per_prompt=2", "minibatches=1", "sampling.max_new_tokens=100"]
-    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=2, num_prompts=64)
-    settings = PlanSettings(max_staleness=8, search_s=600, search_samples=300, search_processes=1)
-    refused = {}
-    for engine in ("native", "vllm"):
-        recipe = load_recipe("quickstart", [*sizes, f"rollout={engine}"])
-        made = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings, spans=(1,)))
-        refused[engine] = {each.preset: each.reason for each in made.found.why_not if "cannot do this" in each.reason}
-    assert not refused["native"]
-    assert "kv_on_switch=offload" in refused["vllm"].pop("async-colocated") and not refused["vllm"]
-
-
 def test_no_memory_says_which_part_is_too_large_and_by_how_much() -> None:
     request = quick(max_staleness=4)
     small = request.simulation.profile.model_copy(update={"device_memory_bytes": 20 * GIB})
