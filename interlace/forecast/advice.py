@@ -1,7 +1,7 @@
 """Suggestions for a run: single settings whose predicted step is shorter, under a profile of the run's records."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_names
@@ -146,6 +146,10 @@ def settings_to_try(recipe: Recipe) -> Iterator[str]:
 
 def _predict_score(recipe: Recipe, simulation: Simulation) -> Score | None:
     """Returns the prediction; None if the schedule cannot run. Raises UserError if a check of training refuses it."""
-    check_simulated({"": recipe}, simulation.profile, simulation.devices)
-    score = Workplace(recipe=recipe, simulation=simulation).score(recipe.schedule.resolved, ACCURACY)
+    profile = simulation.profile
+    # A profile has the limit of the run's engines, and the recipe may have another one.
+    rollout = profile.rollout.model_copy(update={"max_running": recipe.rollout.max_running})
+    here = replace(simulation, profile=profile.model_copy(update={"rollout": rollout}))
+    check_simulated({"": recipe}, here.profile, here.devices)
+    score = Workplace(recipe=recipe, simulation=here).score(recipe.schedule.resolved, ACCURACY)
     return score if isinstance(score, Score) else None

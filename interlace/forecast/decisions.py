@@ -44,30 +44,29 @@ class LiveDecision:
 class DecisionTable:
     """Seconds of a step of each schedule at each length factor."""
 
-    mean_length: float
-    """Mean length of a response at factor 1, in tokens."""
+    lengths: tuple[float, ...]
+    """Mean length of a response at FACTORS, in tokens. The recipe's limit cuts the longest responses."""
     rows: Mapping[Schedule, tuple[float, ...]]
     """Schedule -> seconds at FACTORS."""
 
     def decide(self, current: Schedule, mean_length: float) -> LiveDecision | None:
         """Returns the fastest schedule at a measured mean length; None if the table lacks the current one.
 
-        Seconds between two factors are interpolated in the logarithms of both, and kept beyond the outer ones.
+        Seconds between two lengths are interpolated in the logarithms of both, and kept beyond the outer ones.
         """
         if current not in self.rows:
             return None
-        factor = mean_length / self.mean_length
-        seconds = {schedule: _interpolate(row, factor) for schedule, row in self.rows.items()}
+        seconds = {schedule: _interpolate(self.lengths, row, mean_length) for schedule, row in self.rows.items()}
         best = min(seconds, key=lambda schedule: seconds[schedule])
         return LiveDecision(schedule=best, step_s=seconds[best], current_s=seconds[current])
 
 
-def _interpolate(row: Sequence[float], factor: float) -> float:
-    place = min(max(factor, FACTORS[0]), FACTORS[-1])
-    upper = next(index for index, each in enumerate(FACTORS) if place <= each)
+def _interpolate(lengths: Sequence[float], row: Sequence[float], length: float) -> float:
+    place = min(max(length, lengths[0]), lengths[-1])
+    upper = next(index for index, each in enumerate(lengths) if place <= each)
     if upper == 0:
         return row[0]
-    low, high = FACTORS[upper - 1], FACTORS[upper]
+    low, high = lengths[upper - 1], lengths[upper]
     share = math.log(place / low) / math.log(high / low)
     return math.exp((1 - share) * math.log(row[upper - 1]) + share * math.log(row[upper]))
 
@@ -95,8 +94,9 @@ def make_table(
         if not rows:
             break
         start = min(rows, key=lambda schedule: fmean(math.log(seconds) for seconds in rows[schedule]))
-    lengths = response_lengths(request.simulation.profile.lengths, request.recipe.sampling.max_new_tokens)
-    return DecisionTable(mean_length=fmean(lengths), rows=rows)
+    profile, most = request.simulation.profile, request.recipe.sampling.max_new_tokens
+    lengths = tuple(fmean(response_lengths(with_growth(profile, factor).lengths, most)) for factor in FACTORS)
+    return DecisionTable(lengths=lengths, rows=rows)
 
 
 def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> tuple[float, ...]:

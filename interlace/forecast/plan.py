@@ -25,10 +25,11 @@ from interlace.robots.env_stage import simulators_of
 from interlace.run.recipe.check_objective import refuse_unprofiled
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
+from interlace.run.recipe.engines import check_features
 from interlace.run.recipe.layout import find_needed_roles
 from interlace.run.recipe.load import load_recipe, override_key
 from interlace.schedule.placement import Device
-from interlace.schedule.schedule import Placement, Schedule
+from interlace.schedule.schedule import Schedule
 
 SPANS = (1, 2, 4, 8)
 """Devices per engine that are tried on a virtual cluster; a node has eight."""
@@ -293,12 +294,15 @@ def _search_plan(
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
     deadline_s = math.inf if settings.deadline_h is None else 3600 * settings.deadline_h
-    devices, refusals = simulation.devices, dict[Placement, str | None]()
+    devices, refusals = simulation.devices, dict[Sequence[object], str | None]()
 
     def check_schedule(schedule: Schedule) -> str | None:
-        if schedule.placement not in refusals:  # many candidates share a placement
-            refusals[schedule.placement] = _check_placement(recipe, schedule, simulation.profile, devices)
-        return refusals[schedule.placement] or accepts(schedule)
+        # Many candidates share the fields that the checks read.
+        switch = schedule.switch, schedule.kv_on_switch
+        read = schedule.placement, *switch, schedule.follows_kv_use, schedule.rollout_budget
+        if read not in refusals:
+            refusals[read] = _find_refusal(recipe, schedule, simulation.profile, devices)
+        return refusals[read] or accepts(schedule)
 
     problem = SearchProblem(
         profile=simulation.profile,
@@ -315,12 +319,16 @@ def _search_plan(
     return RecipePlan(request=request, found=found, was_stopped=effort.is_stopped)
 
 
-def _check_placement(recipe: Recipe, schedule: Schedule, profile: Profile, devices: tuple[Device, ...]) -> str | None:
-    """Returns the reason why the placement of a schedule cannot run a recipe; None if it can."""
+def _find_refusal(recipe: Recipe, schedule: Schedule, profile: Profile, devices: tuple[Device, ...]) -> str | None:
+    """Returns the reason why a schedule cannot run a recipe, by its placement and its demands on engines.
+
+    None if it can run.
+    """
     candidate = set_schedule(recipe, schedule)
     try:
         check_placement(candidate, devices)
         check_profile_roles(candidate, profile, devices)
+        check_features(candidate, devices)
     except UserError as error:
         return str(error)
     return None

@@ -22,7 +22,7 @@ class PlanPoint:
     tokens_per_s: float
     """Trained tokens per second."""
     staleness: float
-    """Largest lag of a token's weights, in steps."""
+    """Largest staleness of a sample, in versions."""
     length_shift: float
     """Mean trained length divided by the mean generated length, minus 1."""
     is_front: bool
@@ -52,7 +52,7 @@ def plan_page(title: str, points: Sequence[PlanPoint], reasons: Sequence[str]) -
         "than generated ones. Grey: plans that another beats in all three.</p>"
         f"<figure class='figure wide'>{front_figure(points)}<div class='legend'>{legend}</div></figure></section>"
         "<section><h2>The front</h2><div class='scroll'><table><tr><th>plan</th><th>trained tokens/s</th>"
-        f"<th>steps stale at most</th><th>length shift</th><th>settings</th></tr>{rows}</table></div></section>"
+        f"<th>versions stale at most</th><th>length shift</th><th>settings</th></tr>{rows}</table></div></section>"
         f"<section><h2>Why not</h2><ul>{why}</ul></section></main></body></html>"
     )
 
@@ -65,7 +65,7 @@ def front_figure(points: Sequence[PlanPoint]) -> str:
     x, y = plot.x_scale(-0.3, x_ticks[-1] + 0.3), plot.y_scale(0.0, y_ticks[-1])
     plot.grid(x, y, x_ticks, y_ticks)
     for each in sorted(points, key=lambda each: each.is_front):
-        tip = f"{each.name}: {each.tokens_per_s:,.0f} tokens/s, {each.staleness:g} steps, {each.length_shift:+.1%}"
+        tip = f"{each.name}: {each.tokens_per_s:,.0f} tokens/s, {each.staleness:g} versions, {each.length_shift:+.1%}"
         plot.dot(x(each.staleness), y(each.tokens_per_s), _choose_shade(each), tip)
     front = sorted((each for each in points if each.is_front), key=lambda each: (each.staleness, -each.tokens_per_s))
     best, steps = 0.0, list[tuple[float, float]]()
@@ -74,7 +74,7 @@ def front_figure(points: Sequence[PlanPoint]) -> str:
             best = each.tokens_per_s
             steps.append((x(each.staleness), y(best)))
     plot.path(steps, FRONT)
-    plot.x_title("steps by which the weights of a token may lag; upwards: trained tokens/s")
+    plot.x_title("versions by which a sample may be stale; upwards: trained tokens/s")
     return plot.render("trained tokens a second of each plan, by staleness")
 
 

@@ -295,7 +295,7 @@ def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) ->
             effort.stop()
         finally:
             interrupt.raises = False
-        return [_scale_score(each, task[1]) for each, task in zip(found, tasks, strict=True)]
+        return found
 
     interrupt = _Interrupt(effort)
     try:
@@ -343,10 +343,3 @@ class _Interrupt:
         self._effort.stop()
         if self.raises:
             raise KeyboardInterrupt
-
-
-def _scale_score(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
-    """Converts the score of a model to the whole cluster."""
-    if not isinstance(score, Score):
-        return score
-    return replace(score, tokens_per_s=score.tokens_per_s * fidelity.scale * fidelity.turns)

@@ -162,7 +162,7 @@ async def host(
         ),
         limits=limits,
         recovery=recipe.recovery,
-        membership=make_membership_rules(recipe),
+        membership=make_membership_rules(recipe, is_simulated=stand_in is not None),
     )
     stages = StageFactory(
         cluster,
@@ -186,10 +186,13 @@ async def host(
     return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, live=stages.live, filming=filming)
 
 
-def make_membership_rules(recipe: Recipe) -> MembershipRules:
-    """Returns the rules for a recipe's engines. Servers may join, leave, and return after a loss."""
+def make_membership_rules(recipe: Recipe, *, is_simulated: bool = False) -> MembershipRules:
+    """Returns the rules for a recipe's engines. Servers may join, leave, and return after a loss.
+
+    is_simulated: the engines only take time, so that none is a server.
+    """
     config, restarts_per_hour = recipe.rollout, recipe.recovery.restarts_per_hour.get("rollout")
-    if not create_kind(config).is_service or not isinstance(config, ServiceConfig):
+    if is_simulated or not create_kind(config).is_service or not isinstance(config, ServiceConfig):
         return MembershipRules(restarts_per_hour=restarts_per_hour)
     probe_ids: list[int] = []
     if training_temperature(recipe.sampling) == 1.0:  # servers score at temperature 1

@@ -340,10 +340,9 @@ class Cursor(Generic[K, R]):
         self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None
     ) -> list[R]:
         """Leases rows once `num_rows` are ready, or fewer if no more can follow. Returns [] at the end of stream."""
-        while self.num_ready < num_rows and not self._channel.closed:
+        # After the source's last row, the stages before this reader still fill rows.
+        while self.num_ready < num_rows and (self._above or not self._channel.closed):
             await self.changed.wait(who=self.name, what=f"{num_rows} rows of channel {self._channel.name}")
-        while not self._ready and not self.exhausted:
-            await self.changed.wait(who=self.name, what=f"rows of channel {self._channel.name}")
         return self.lease(num_rows, max_weight=max_weight, weight=weight)
 
     async def rows(self) -> AsyncIterator[tuple[K, R]]:

@@ -52,7 +52,12 @@ def _parse_part(part: str, spec: str, size: int, role: str) -> range:
     if not low.isdecimal() or (dash and not high.isdecimal()):
         raise UserError(f"placement.{role} = {spec!r}: write all, 0-3, 0,2, or a share such as 0-75%.")
     if part.endswith("%"):
-        return _parse_share(int(low), int(high) if dash else 100, spec, size, role)
+        if not dash:
+            raise UserError(
+                f"placement.{role} = {spec!r}: the share {part} has no beginning. Write 0-{low}% for the first devices "
+                f"or {100 - int(low)}-100% for the last ones."
+            )
+        return _parse_share(int(low), int(high), spec, size, role)
     first, last = int(low), int(high) if dash else int(low)
     if first > last:
         raise UserError(f"placement.{role} = {spec!r}: the range {part} runs backwards; write {last}-{first}.")

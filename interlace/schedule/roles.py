@@ -12,7 +12,7 @@ from interlace.core.errors import UserError, nearest
 Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
 """Number of samples that a stage waits for before it requests its devices."""
 Share: TypeAlias = Annotated[str, Field(pattern=r"^([1-9]\d?|100)%$")]
-"""Share of the environments, in whole percent."""
+"""Share of the samples of a step, or of the environments, in whole percent."""
 AnyPercentage: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
 """Share in whole percent. It may exceed 100%."""
 HOST = "host"
@@ -37,7 +37,7 @@ class Role:
     needs_device: bool = True
     """True if the role computes on devices in every recipe. Otherwise it may run on the host."""
     counts_envs: bool = False
-    """True if its granule counts environments, and may be a share of them: `50%`."""
+    """True if its granule counts environments instead of samples."""
     preemptible: bool = False
     """True if the role releases its devices before its work is done when another role is ready."""
     recovery: Literal["respawn", "resume"] = "resume"

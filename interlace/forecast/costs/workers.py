@@ -104,6 +104,7 @@ def _cache_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], 
 class SimulatedRewardModel(SimulatedReward):
     """Simulated reward model, which scores on devices."""
 
+    @operation(bin="score")
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result per sample after the last one is scored."""
         return await super().score(samples)

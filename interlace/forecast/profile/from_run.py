@@ -201,9 +201,13 @@ def _num_samples(call: Slice) -> int:
 
 def _read_lengths(run: RunData) -> Lengths:
     groups = [[float(each.num_tokens) for each in group] for group in _read_groups(run)]
-    scored = np.sum([run.values(f"samples/{event}") for event in SCORED], axis=0)
-    responses = np.asarray(run.values("response_length/mean")) @ scored
-    prompts = (sum(run.values("perf/num_tokens")) - responses) / max(1.0, scored.sum())
+    counts = [dict(run.curve(f"samples/{event}")) for event in SCORED]
+    # A step without a scored sample has no mean length.
+    responses = sum(
+        mean * sum(count.get(step, 0.0) for count in counts) for step, mean in run.curve("response_length/mean")
+    )
+    num_scored = sum(sum(count.values()) for count in counts)
+    prompts = (sum(run.values("perf/num_tokens")) - responses) / max(1.0, num_scored)
     # Only runs with dispatch by length report the rank correlation of their predictions.
     ranks = run.values("rollout/length_rank")
     return lengths_of(

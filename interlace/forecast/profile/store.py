@@ -20,7 +20,7 @@ def profile_file(recipe: Recipe) -> Path:
     """Returns the path of a recipe's profile on this machine; the file need not exist."""
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     task = {"model", "task", "episode", "reward", "algorithm", "warmup", "sampling"}
-    measured = {*task, "rollout", "actor", "critic", "reference"}
+    measured = {*task, "renderer", "rollout", "actor", "critic", "reference", "weights"}
     sizes = {"prompts_per_step", "samples_per_prompt", "minibatches", "tokens_per_microbatch", "seed"}
     content = recipe.model_dump(mode="json", include=measured | sizes)
     machine = (device_name(devices[0]), len(devices), recipe.cluster.backend, recipe.cluster.threads_per_worker or 0)

@@ -64,6 +64,12 @@ class FeasibleSchedules:
         self.schedules[candidate] = schedule
         return schedule
 
+    def explain(self, candidate: Candidate) -> str:
+        """Returns the reason why a candidate has no schedule."""
+        problem = self._problem
+        schedule = candidate.on(len(problem.devices), problem.workload.pools)
+        return (schedule and problem.accepts(schedule)) or "does not fit this cluster"
+
     def is_inside(self, candidate: Candidate, score: Score | Refused) -> bool:
         """Returns whether a simulated candidate is within the limits of the user."""
         limits = self._problem.limits

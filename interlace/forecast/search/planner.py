@@ -312,7 +312,7 @@ class _Search:
             score = self._seen.get(candidate)
             if not isinstance(score, Score) or not isinstance(top, Score):
                 fits = self._feasible.find(candidate) is not None
-                reason = "was not simulated: the time was over" if fits else "does not fit this cluster"
+                reason = "was not simulated: the time was over" if fits else self._feasible.explain(candidate)
                 reason = score.reason if isinstance(score, Refused) else reason
                 told.append(WhyNot(preset=name, ratio=None, reason=reason))
                 continue

@@ -31,7 +31,7 @@ def check_engine(
         if not is_planned and (absence := kind.absence(pool)):
             raise UserError(f"rollout.engine = {recipe.rollout.engine!r} is not run here: {absence}")
         kind.check_model(model, pool)
-    _check_features(recipe, kind, devices)
+    check_features(recipe, devices)
     _check_correction(recipe)
     _check_adapter(recipe, kind)
     _check_scoring(recipe, model)
@@ -173,8 +173,9 @@ def _check_span(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> None:
             )
 
 
-def _check_features(recipe: Recipe, kind: EngineKind, devices: tuple[Device, ...]) -> None:
-    schedule = recipe.schedule.resolved
+def check_features(recipe: Recipe, devices: tuple[Device, ...]) -> None:
+    """Raises UserError if the engine lacks a feature that the sampling or the schedule needs."""
+    kind, schedule = create_kind(recipe.rollout), recipe.schedule.resolved
     wanted: dict[Feature, str] = {}
     if recipe.sampling.raw_logprobs:
         wanted["raw_logprobs"] = "sampling.raw_logprobs=true asks for the model's own log-probs. Leave it off"

@@ -7,7 +7,16 @@ import pytest
 
 from interlace.cli.advise import advise as command
 from interlace.core.errors import UserError
-from interlace.forecast.advice import MOST, SMALLEST_SAVING, Suggestion, _choose, advise, settings_to_try
+from interlace.forecast.advice import (
+    MOST,
+    SMALLEST_SAVING,
+    Suggestion,
+    _choose,
+    _predict_score,
+    advise,
+    settings_to_try,
+)
+from interlace.forecast.simulate import Simulation
 from interlace.observe.report.header import summary_cards
 from interlace.observe.run_data import RunData
 from interlace.run.recipe.load import load_recipe
@@ -29,6 +38,15 @@ def test_slow_scoring_that_follows_generation_is_overlapped(tmp_path: Path, caps
     assert [card.note for card in cards if card.name == "predicted saving"] == [
         f"of a step, with {each['setting']}" for each in row["suggestions"]
     ]
+
+
+def test_a_prediction_has_the_limit_of_sequences_of_the_setting() -> None:
+    seconds = []
+    for count in (2, 4):
+        sizes = ("prompts_per_step=4", "samples_per_prompt=4", "minibatches=1", f"rollout.max_running={count}")
+        found = _predict_score(load_recipe("quickstart", sizes), Simulation(profile=PROFILE, num_devices=2))
+        seconds.append(found.step_s if found else 0.0)
+    assert 0 < seconds[1] < 0.8 * seconds[0]
 
 
 def test_one_setting_of_a_key_is_suggested_and_the_smaller_change_of_equal_ones() -> None:

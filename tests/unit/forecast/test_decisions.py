@@ -15,7 +15,9 @@ from interlace.schedule.schedule import Schedule
 from interlace.stages.live import LIVE
 
 SHORT, LONG = Schedule(dispatch="least_tokens"), Schedule(dispatch="longest_first")
-TABLE = DecisionTable(mean_length=100.0, rows={SHORT: (1.0, 2.0, 8.0, 16.0), LONG: (2.0, 2.0, 4.0, 8.0)})
+TABLE = DecisionTable(
+    lengths=(50.0, 100.0, 200.0, 400.0), rows={SHORT: (1.0, 2.0, 8.0, 16.0), LONG: (2.0, 2.0, 4.0, 8.0)}
+)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,14 @@ def test_seconds_between_two_lengths_are_interpolated_in_logarithms() -> None:
     assert decision is not None
     assert decision.current_s == pytest.approx(4.0)
     assert decision.step_s == pytest.approx(8**0.5)
+
+
+def test_lengths_that_a_limit_cuts_have_the_seconds_that_were_simulated_for_them() -> None:
+    """Responses of twice the profile's lengths are 160 tokens long here, because many reach the limit."""
+    table = DecisionTable(lengths=(50.0, 100.0, 160.0, 160.0), rows=TABLE.rows)
+    decision = table.decide(SHORT, 160.0)
+    assert decision is not None
+    assert (decision.schedule, decision.current_s) == (LONG, pytest.approx(8.0))
 
 
 def test_an_unknown_current_schedule_has_no_decision() -> None:
@@ -63,11 +73,12 @@ def test_a_table_is_simulated_and_decides_in_time(monkeypatch: pytest.MonkeyPatc
     )
     table = make_table(request, current, accepts=accept_all)
     assert set(table.rows) == set(few)
+    assert table.lengths[-1] < 4 * table.lengths[1] < 4 * 4000, "the limit of 4000 tokens cuts long responses"
     for row in table.rows.values():
         assert len(row) == len(FACTORS)
         assert row[0] < row[-1], "longer responses take longer"
     began_s = time.perf_counter()
-    assert table.decide(current, table.mean_length) is not None
+    assert table.decide(current, table.lengths[1]) is not None
     assert time.perf_counter() - began_s < 0.2
 
 

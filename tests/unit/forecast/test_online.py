@@ -155,7 +155,7 @@ def test_the_first_decision_follows_the_first_step() -> None:
     results = steps_under(load_schedule("async-colocated"), request(6))
     mean = sum(ended.sample.num_tokens for ended in results[0].ended) / len(results[0].ended)
     rows = {areal: (1.0,) * len(FACTORS), faster: (0.5,) * len(FACTORS)}
-    planner, _ = planner_with(DecisionTable(mean_length=mean, rows=rows))
+    planner, _ = planner_with(DecisionTable(lengths=tuple(mean * each for each in FACTORS), rows=rows))
     planner.on_step(results[0], QuietProgress())
     assert planner.change is None, "the table is being made"
     planner.on_step(results[1], QuietProgress())
@@ -166,7 +166,7 @@ def test_the_first_decision_follows_the_first_step() -> None:
 def test_a_table_that_failed_is_made_again_for_another_schedule_only() -> None:
     other = load_schedule("pipelinerl")
     results = steps_under(load_schedule("one-step-off"), request(6))
-    planner, process = planner_with(None, DecisionTable(mean_length=1.0, rows={other: (1.0,) * len(FACTORS)}))
+    planner, process = planner_with(None, DecisionTable(lengths=FACTORS, rows={other: (1.0,) * len(FACTORS)}))
     for result in results[:4]:
         planner.on_step(result, QuietProgress())
     assert (process.num_asked, planner._table_state) == (1, TableState.FAILED)

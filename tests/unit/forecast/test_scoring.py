@@ -4,7 +4,7 @@ import pytest
 
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.plan import PlanRequest
-from interlace.forecast.scoring import Workplace
+from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
 from interlace.forecast.search.bounds import least_step_s, memory_by_part
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Fidelity, Score
@@ -39,3 +39,11 @@ def test_a_model_of_a_cluster_trains_as_many_tokens_per_second(recipe: str, prof
     whole = place.score(schedule.on(32), Fidelity(steps=1))
     assert isinstance(small, Score) and isinstance(whole, Score)
     assert small.tokens_per_s == pytest.approx(whole.tokens_per_s, rel=0.1)
+
+
+def test_the_planner_gets_the_score_of_a_model_of_the_cluster_as_it_is() -> None:
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=16, num_prompts=64)
+    place = Workplace(recipe=load_recipe("quickstart", ["prompts_per_step=32", "minibatches=1"]), simulation=simulation)
+    schedule, fidelity = load_schedule("verl-colocated"), Fidelity(steps=1, scale=2)
+    with open_scorer(place, processes=1, effort=TimedEffort(600, processes=1)) as score:
+        assert score([(schedule, fidelity)]) == [place.score(schedule, fidelity)]

@@ -85,6 +85,26 @@ def test_dynamic_sampling_and_failures_are_simulated_too() -> None:
     assert events[TerminalEvent.FILTERED] > 0 and events[TerminalEvent.FAILED] > 0
 
 
+def test_a_reward_model_takes_its_devices() -> None:
+    of_function, of_model = (
+        simulate(recipe_of("verl-colocated", reward), Simulation(profile=PROFILE, num_devices=8)).ledger.seconds[
+            "score"
+        ]
+        for reward in ("reward=exact", "reward={name: model, model: tiny:micro}")
+    )
+    assert of_function == 0 < of_model
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "interlace"])
+def test_engines_that_are_servers_are_simulated_without_their_model(engine: str) -> None:
+    changes = (f"rollout={engine}", "rollout.heartbeat_s=0.1", "model.path=nobody/no-model", "steps=2")
+    seconds = {
+        name: simulate(recipe_of("verl-colocated", *settings), Simulation(profile=PROFILE, num_devices=8)).seconds
+        for name, settings in (("native", ("steps=2",)), (engine, changes))
+    }
+    assert seconds[engine] == seconds["native"]
+
+
 def test_a_worker_that_does_not_fit_is_refused() -> None:
     profile = PROFILE.model_copy(update={"device_memory_bytes": 40})
     with pytest.raises(UserError, match="rollout/0 needs"):

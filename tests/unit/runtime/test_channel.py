@@ -125,6 +125,23 @@ async def test_get_waits_for_the_number_and_gives_the_rest_at_the_end_of_the_str
 
 
 @on_loop
+async def test_get_waits_for_rows_that_other_stages_fill_after_the_end_of_the_source() -> None:
+    channel = make()
+    reader = channel.subscribe("reader", ["reward"])
+    for key in range(3):
+        channel.open(key, Row(str(key)), ["name"])
+    channel.close()
+    waiting = asyncio.ensure_future(reader.get(2))
+    for key in range(3):
+        channel.put(key, {"reward": 1.0})
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiting.done() == (key > 0)
+    assert [row.name for row in await waiting] == ["0", "1"]
+    assert [row.name for row in await reader.get(2)] == ["2"]
+
+
+@on_loop
 async def test_get_by_weight_takes_what_fits_and_at_least_one() -> None:
     channel = make()
     reader = channel.subscribe("reader", ["name"])

@@ -58,6 +58,7 @@ def test_pools_are_numbered_on_their_own() -> None:
         ("²", "write all, 0-3"),
         ("40-41%", "no whole device"),
         ("80-20%", "within 0-100%"),
+        ("25%", "Write 0-25% for the first devices or 75-100%"),
     ],
 )
 def test_what_is_not_there_is_refused(spec: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """A profile from a run's records gives a simulation with the duration of the run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_a_token_that_is_trained_twice_costs_two_trainings(tmp_path: Path) -> No
     actor = profile_of_run(recorded(tmp_path, 10, PROFILE, "epochs=2"))[1].actor
     assert actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
     assert actor.optimizer_s == pytest.approx(PROFILE.actor.optimizer_s, rel=0.1)
+
+
+def test_a_step_whose_samples_all_failed_does_not_end_the_fit(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, 10)
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    rows[4] = {name: value for name, value in rows[4].items() if not name.startswith("response_length/")}
+    nothing = {"samples/trained": 0, "perf/num_tokens": 0, "goodput/trained_tokens_per_device_s": 0.0}
+    rows[4] |= {**nothing, "samples/failed": rows[3]["samples/trained"]}
+    folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = profile_of_run(folder)[1]
+    assert found.lengths.prompt_tokens == pytest.approx(8, abs=1)
+    assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
 
 
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:

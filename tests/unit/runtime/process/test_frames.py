@@ -41,7 +41,7 @@ def test_a_large_array_is_not_copied_into_the_message() -> None:
 
 
 @given(
-    st.sampled_from([np.bool_, np.int32, np.float32, np.float64, np.str_]),
+    st.sampled_from([np.bool_, np.int32, np.float32, np.float64, np.str_, np.timedelta64]),
     st.integers(0, 9),
     st.integers(1, 3),
     st.booleans(),
