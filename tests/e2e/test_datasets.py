@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from typer.testing import CliRunner
 from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.load import load_recipe
-from interlace.run.replay import read_demonstrations
+from interlace.run.replay import open_learning, read_demonstrations
 from tests.support.robots import DOT, SMALL
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe
 
@@ -119,6 +121,23 @@ def test_iql_learns_offline_before_the_first_step_and_resumes(recorded: Path, tm
     run_recipe("robot-cartpole", tmp_path, "stopped", settings, stop_after=1)
     assert run_recipe("robot-cartpole", tmp_path, "stopped", settings, resume=True).done_steps == 2
     assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "awr"])
+def test_recorded_actions_are_imitated_as_the_simulator_executed_them(algorithm: str, tmp_path: Path) -> None:
+    observed = Segment(token_ids=np.array([9], np.int32), sampled=np.zeros(1, np.bool_), inputs={"state": np.ones(2)})
+    numbers = np.array([-3.0, 1.5], np.float32)
+    answer = Segment(parent=0, token_ids=numbers.view(np.int32))
+    prompt = Prompt(uid="a", token_ids=np.array([5], np.int32), text="push the puck down", answer="")
+    sample = Sample(key=SampleKey(0, 0), prompt=prompt, segments=(observed, answer), reward=1.0)
+    groups: Any = None  # no world model
+    for end in (0.5, 1.0):  # of the policy's range; the simulator's ends at 1
+        ranges = [f"model.robot.low=[{-end}]", f"model.robot.high=[{end}]", "model.robot.head=gaussian"]
+        recipe = load_recipe("robot-cartpole", [*SAC, *ranges, f"algorithm={{name: {algorithm}}}"])
+        learning = open_learning(recipe, tmp_path / str(end), None, groups)
+        assert learning is not None and learning.off_policy is not None
+        [found] = learning.off_policy.convert(sample).actions
+        assert (end * found).tolist() == np.clip(end * numbers, -1, 1).tolist()
 
 
 def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, IQL, AWR)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -134,6 +134,9 @@ class OffPolicy:
     """Draws by priority; None for uniform draws."""
     context_ids: IntArray | None = None
     """Tokens before an answer; None before the first episode."""
+    bounds: tuple[FloatArray, FloatArray] | None = None
+    """[C] smallest and largest numbers of a chunk that the simulator executes unchanged, for algorithms that imitate
+    executed actions. If None, actions are the numbers of the answer."""
 
     def convert(self, sample: Sample) -> TransitionBatch:
         """Returns the transitions of a sample. Raises UserError if earlier samples have another context."""
@@ -145,7 +148,10 @@ class OffPolicy:
                 "an off-policy algorithm trains one instruction, because its critics see the state alone, and the "
                 f"episode of {sample.prompt.text!r} has another. Keep one instruction in task.starts.instructions."
             )
-        return n_step_transitions(steps_of(sample), n=self.settings.n_step, gamma=self.settings.gamma)
+        steps = steps_of(sample)
+        if self.bounds is not None:
+            steps = replace(steps, actions=np.clip(steps.actions, *self.bounds))
+        return n_step_transitions(steps, n=self.settings.n_step, gamma=self.settings.gamma)
 
     async def learn_offline(self, actor: ActorGroup) -> Metrics:
         """Makes the updates from the demonstrations alone. Returns the metrics of the last calls of the actor."""
