@@ -114,6 +114,15 @@ class ActionTokens:
             given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
         return np.asarray((given - self.low) / (self.high - self.low))
 
+    def decode_answer(self, token_ids: IntArray) -> FloatArray:
+        """Returns the actions [K, A] of a policy's answer; see decode(). Raises UserError if the answer was cut off."""
+        if len(token_ids) < self.num_tokens:
+            raise UserError(
+                f"an answer has {len(token_ids)} of the {self.num_tokens} tokens of a chunk: the engine's or the "
+                "model's context is too short. Set rollout.max_tokens higher, or take a policy of shorter chunks."
+            )
+        return self.decode(token_ids)
+
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
         """Returns the simulator's actions [K, A] of an answer: the centres of bins, or the numbers themselves."""
         actions = (self.low + self._compute_positions(token_ids) * (self.high - self.low)).astype(np.float32)

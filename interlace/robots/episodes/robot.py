@@ -188,7 +188,7 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            acted = actions.decode(turn.token_ids)
+            acted = actions.decode_answer(turn.token_ids)
             taken = await _ask_expert(env, actions, account, turn.number, acted) if account.expert else None
             # The run's simulators register waits for them.
             async with session.waiting("the world model") if self._own else nullcontext():
