@@ -125,11 +125,23 @@ def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobo
 def test_the_actions_of_a_human_become_demonstrations(
     server: interlace.Server, robot: SimulatedRobot, record: Path, tmp_path: Path
 ) -> None:
-    watched = Watched(robot)
+    class Stuck(Watched):
+        def act(self, action: FloatArray) -> Tick:
+            if len(self.actions) == 6 and len(humans) == 2:
+                raise OSError("the arm is stuck")
+            return super().act(action)
+
+    watched, humans = Stuck(robot), [expert_after(robot, range(4, 20)) for _ in range(2)]
     with connect(server) as client:
-        loop = ControlLoop(client, watched, ControlSettings(), human=expert_after(robot, range(4, 20)))
+        loop = ControlLoop(client, watched, ControlSettings(), human=lambda seen: humans[-1](seen))
+        with pytest.raises(OSError, match="stuck"):
+            loop.run(HORIZON)
+        humans.pop()
+        watched.actions.clear()
+        robot.reset(3)
         report = loop.run(HORIZON)
     assert (report.human_ticks, report.interventions) == (16, 1) and report.success
+    assert report.limited.safe_actions == report.idle_ticks, "of this episode alone"
     [episode] = open_dataset(record).episodes()
     assert episode.actions[:, 0].tolist() == pytest.approx(watched.actions[4:20])
     assert episode.shown is not None and np.array_equal(episode.shown, episode.actions), "marked as demonstrated"
