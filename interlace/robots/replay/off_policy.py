@@ -176,12 +176,17 @@ class OffPolicy:
         self.table.follow(replay, self.convert)
         size = len(self.table)
         metrics: Metrics = {"replay/transitions": size}
-        count = round(self.settings.updates_per_turn * num_turns)
+        count = self._count_updates(step, num_turns)
         if size < self.settings.start_turns or self.context_ids is None or not count:
             return metrics
         draws = self._draw_batches(step, count, size)
         parts = await self._update_actor(actor, draws, self.context_ids)
         return metrics | _average_metrics(parts) | {"off_policy/updates": count}
+
+    def _count_updates(self, step: int, num_turns: int) -> int:
+        """Returns the updates of a step. A fraction of an update is the probability of one more."""
+        draw = np.random.default_rng(stable_hash("number of updates", self.seed, step))
+        return int(self.settings.updates_per_turn * num_turns + draw.random())
 
     async def _update_actor(self, actor: ActorGroup, draws: _Draws, context: IntArray) -> list[Metrics]:
         per_call = max(1, BLOCK_BYTES // max(1, _count_bytes(draws.batches[0])))

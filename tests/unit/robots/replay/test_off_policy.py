@@ -125,6 +125,19 @@ def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
     assert found["off_policy/critic_loss"] == 2 and found["off_policy/policy_loss"] == 5
 
 
+def test_fractions_of_updates_add_up_over_the_steps(tmp_path: Path) -> None:
+    replay = Replay(ReplayConfig(), tmp_path, seed=0)
+    replay.add([sample(1, 8, cut_off=True)])
+    settings = SACSettings(start_turns=1, turns_per_update=4, updates_per_turn=0.1)
+    counts = []
+    for step in range(200):
+        actor = _Actor()
+        actor.answers = [{"off_policy/critic_loss": 1.0}]
+        found = asyncio.run(OffPolicy(settings=settings, seed=0).learn(step, replay, 4, cast(ActorGroup, actor)))
+        counts.append(found.get("off_policy/updates", 0))
+    assert set(counts) == {0, 1} and sum(counts) == pytest.approx(0.1 * 4 * 200, rel=0.15)
+
+
 class _Erring:
     """An actor whose error of a turn is the turn's reward."""
 
