@@ -112,7 +112,8 @@ class ActionTokens:
         given = np.asarray(actions, np.float64)
         if self.embodiment is not None:
             given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
-        return np.asarray((given - self.low) / (self.high - self.low))
+        # A number that a data set never changes has an empty range, to which float32 adds no EPSILON.
+        return np.asarray((given - self.low) / np.maximum(self.high - self.low, EPSILON))
 
     def decode_answer(self, token_ids: IntArray) -> FloatArray:
         """Returns the actions [K, A] of a policy's answer; see decode(). Raises UserError if the answer was cut off."""

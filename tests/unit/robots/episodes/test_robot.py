@@ -58,6 +58,14 @@ def test_actions_survive_their_tokens():
     assert tokens.encode(np.array([[9.0, 9.0], [-9.0, -9.0]])).tolist() == [7, 7, 0, 0]
 
 
+@pytest.mark.parametrize("is_gaussian", [False, True])
+def test_a_number_without_a_range_is_its_lower_end(is_gaussian):
+    ones = np.array([0.5, 0.5], np.float32)
+    tokens = actions(low=ones, high=ones + np.float32(1e-8), is_gaussian=is_gaussian)
+    found = tokens.encode(np.array([[0.5, 0.5]] * 2))
+    assert (found.view(np.float32) if is_gaussian else found).tolist() == [-1.0 if is_gaussian else 0] * 4
+
+
 def test_tokens_may_count_down_from_the_vocabularys_end():
     tokens = actions(first_id=99, step=-1)
     assert tokens.encode(np.array([[-1.0, 0.0], [1.0, 4.0]])).tolist() == [99, 99, 92, 92]
