@@ -53,6 +53,19 @@ def test_the_recorder_writes_what_the_expert_did(recorded: Path) -> None:
         np.testing.assert_allclose(moved, 0.2 * np.clip(each.actions[:-1, 0], -1, 1), atol=1e-6)
 
 
+def test_each_instruction_of_a_task_is_demonstrated(tmp_path: Path) -> None:
+    texts = ["push the puck down", "move the disc to the left"]
+    starts = f"task.starts={{instructions: {texts}, tasks: [0, 0], train_size: 64, heldout_size: 0}}"
+    settings = [*ONE_TASK, starts, f"model.cache_dir={tmp_path}", "warmup={steps: 2, experts: {episodes: 2}}"]
+    result = CliRunner().invoke(
+        app, ["record", "robot-cartpole", str(tmp_path / "demos"), *settings, "--episodes", "2"]
+    )
+    assert result.exit_code == 0, result.output
+    found = [each.instruction for each in LeRobotReader(tmp_path / "demos").episodes()]
+    assert found == [text for text in texts for _ in range(2)]
+    assert run_recipe("robot-cartpole", tmp_path, "both", settings).done_steps == 2
+
+
 def test_a_warm_up_imitates_the_data_set_as_it_imitates_the_expert(recorded: Path, tmp_path: Path) -> None:
     live = "warmup={steps: 20, batch_size: 8, optimizer: {lr: 3.0e-3}, experts: {episodes: 6, noise: [0.3]}}"
     read = live.replace("noise: [0.3]", f"dataset: {recorded}")
