@@ -21,7 +21,7 @@ class TransitionBatch:
     states: FloatArray
     """[B, F] state that the policy saw before the chunk."""
     actions: FloatArray
-    """[B, C] the chunk's numbers as the policy gives them, -1 to 1."""
+    """[B, C] the chunk's numbers as the policy gives them; -1 to 1 is the range of its actions."""
     rewards: FloatArray
     """[B] discounted sum of the rewards of n turns, fewer at the end of an episode."""
     next_states: FloatArray

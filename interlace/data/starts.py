@@ -17,15 +17,17 @@ def start_rows(source: StartSource, split: Split) -> Iterator[Row]:
     first += source.seed * 1_000_000
     each = 1 + (source.imagined_per_start if split == "train" else 0)
     shares = source.shares if split == "train" and source.shares else (1,) * len(source.instructions)
+    tasks = source.tasks or tuple(range(len(source.instructions)))
+    # Instructions of one task begin in the same states.
+    texts = [f"/{earlier}" if (earlier := tasks[:place].count(task)) else "" for place, task in enumerate(tasks)]
     turns = [(place, turn) for place, share in enumerate(shares) for turn in range(share)]
     for number in range(size):
         round_, (place, turn) = number // len(turns), turns[number % len(turns)]
         index = round_ * shares[place] + turn
-        task = source.tasks[place] if source.tasks else place
         yield Row(
-            uid=f"start/{task}/{first + index}",
+            uid=f"start/{tasks[place]}/{first + index}{texts[place]}",
             origin=f"start {number} of {split}",
             prompt=source.instructions[place],
             answer="",
-            metadata={"task": task, "init_state": first + index, **({IMAGINED: True} if index % each else {})},
+            metadata={"task": tasks[place], "init_state": first + index, **({IMAGINED: True} if index % each else {})},
         )

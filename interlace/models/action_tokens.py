@@ -112,7 +112,17 @@ class ActionTokens:
         given = np.asarray(actions, np.float64)
         if self.embodiment is not None:
             given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
-        return np.asarray((given - self.low) / (self.high - self.low))
+        # A number that a data set never changes has an empty range, to which float32 adds no EPSILON.
+        return np.asarray((given - self.low) / np.maximum(self.high - self.low, EPSILON))
+
+    def decode_answer(self, token_ids: IntArray) -> FloatArray:
+        """Returns the actions [K, A] of a policy's answer; see decode(). Raises UserError if the answer was cut off."""
+        if len(token_ids) < self.num_tokens:
+            raise UserError(
+                f"an answer has {len(token_ids)} of the {self.num_tokens} tokens of a chunk: the engine's or the "
+                "model's context is too short. Set rollout.max_tokens higher, or take a policy of shorter chunks."
+            )
+        return self.decode(token_ids)
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
         """Returns the simulator's actions [K, A] of an answer: the centres of bins, or the numbers themselves."""

@@ -89,8 +89,8 @@ class RobotShape(Config):
 
     @property
     def max_positions(self) -> int:
-        """Returns the length of the longest sequence, in tokens."""
-        return 512 if self.head != FLOW else 256 + max(256, self.num_queries)
+        """Returns the length of the longest sequence, in tokens: a prompt and a chunk."""
+        return 256 + max(256, self.num_queries, self.chunk * self.action_size)
 
     @model_validator(mode="after")
     def _check_observation_sizes(self) -> Self:

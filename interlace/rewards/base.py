@@ -152,6 +152,12 @@ class RewardConfig(Config):
         return result.failure is None and task >= self.correct
 
     @property
+    def least_right(self) -> float:
+        """Returns the reward from which a sample counts as right if only its sum with `shaping` is known."""
+        middle = (self.correct + self.incorrect) / 2
+        return max(self.correct - self.shaping.max_penalty, middle) if self.shaping.added else self.correct
+
+    @property
     def least(self) -> float | None:
         """Returns the lowest reward that these settings are known to give; None if a model or your function decides."""
         is_own = ":" in self.name

@@ -160,9 +160,9 @@ def _cut_episode(prompt: Prompt, episode: RecordedEpisode, chunk: int) -> list[D
     ]
 
 
-def first_of_each_task(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Returns one prompt per task, in the order of task ids."""
-    found: dict[int, Prompt] = {}
+def first_of_each_instruction(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Returns one prompt per task and instruction, in the order of task ids."""
+    found: dict[tuple[int, str], Prompt] = {}
     for prompt in prompts:
-        found.setdefault(int(str(prompt.metadata[TASK])), prompt)
-    return [prompt for _, prompt in sorted(found.items())]
+        found.setdefault((int(str(prompt.metadata[TASK])), prompt.text), prompt)
+    return [found[key] for key in sorted(found, key=lambda key: key[0])]

@@ -10,7 +10,7 @@ from interlace.core.random import stable_hash
 from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
 from interlace.models.action_tokens import ActionTokens
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
-from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_task
+from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_instruction
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe
 
@@ -64,7 +64,9 @@ async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertEx
             "episode.name=robot."
         )
     actions = policy_actions(policy_actions_of(recipe))
-    shown = await demonstrate(warmup.experts, episode.env, first_of_each_task(prompts), actions.chunk, recipe.seed)
+    shown = await demonstrate(
+        warmup.experts, episode.env, first_of_each_instruction(prompts), actions.chunk, recipe.seed
+    )
     if warmup.experts.dataset is not None:
         _check_fit(warmup.experts.dataset, shown[0], actions)
     return ExpertExamples(shown, RobotEpisode(episode), actions, warmup.batch_size, recipe.seed)

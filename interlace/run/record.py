@@ -10,7 +10,7 @@ from interlace.robots.datasets.video import check_size
 from interlace.robots.envs.fleet import read_spec
 from interlace.robots.envs.load import check_memory
 from interlace.robots.episodes.robot import RobotConfig
-from interlace.robots.experts import ExpertConfig, first_of_each_task, record_demonstrations
+from interlace.robots.experts import ExpertConfig, first_of_each_instruction, record_demonstrations
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import recipe_prompts
 
@@ -41,7 +41,7 @@ def record(recipe: Recipe, folder: Path, settings: ExpertConfig, *, fps: float, 
             if len(array.shape) == 3:
                 check_size((array.shape[0], array.shape[1]))
     writer = LeRobotWriter(folder, fps=fps, robot_type=episode.env.family, video=video)
-    prompts = first_of_each_task(recipe_prompts(recipe).train)
+    prompts = first_of_each_instruction(recipe_prompts(recipe).train)
     found = asyncio.run(record_demonstrations(settings, episode.env, prompts, recipe.seed))
     for _, each in found:
         writer.add(each)

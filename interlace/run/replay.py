@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings
+from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings, WeightedSettings
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
 from interlace.core.types import FloatArray, IntArray
@@ -55,16 +55,22 @@ def _off_policy(recipe: Recipe) -> OffPolicy | None:
     rule = None
     if replay is not None and replay.order == "priority":
         rule = Priorities(exponent=replay.priority_exponent, importance=replay.importance_exponent)
-    if replay is None or replay.demonstrations is None:
-        return OffPolicy(settings=algorithm.settings, seed=recipe.seed, priorities=rule)
-    prompt, actions = recipe_prompts(recipe).train[0], policy_actions(policy_actions_of(recipe))
-    return OffPolicy(
-        settings=algorithm.settings,
-        seed=recipe.seed,
-        priorities=rule,
-        demonstrations=read_demonstrations(recipe, algorithm.settings),
-        context_ids=np.asarray(actions.context(prompt.token_ids.tolist()), np.int32),
-    )
+    bounds = _read_bounds(recipe) if isinstance(algorithm.settings, WeightedSettings) else None
+    found = OffPolicy(settings=algorithm.settings, seed=recipe.seed, priorities=rule, bounds=bounds)
+    if replay is not None and replay.demonstrations is not None:
+        prompt, actions = recipe_prompts(recipe).train[0], policy_actions(policy_actions_of(recipe))
+        found.demonstrations = read_demonstrations(recipe, algorithm.settings)
+        found.context_ids = np.asarray(actions.context(prompt.token_ids.tolist()), np.int32)
+    return found
+
+
+def _read_bounds(recipe: Recipe) -> tuple[FloatArray, FloatArray]:
+    """Returns the bounds of the simulator's actions as numbers of a chunk of the policy, [C] each."""
+    actions = policy_actions(policy_actions_of(recipe))
+    assert isinstance(recipe.episode, RobotConfig)  # checked before the run
+    spec = read_spec(recipe.episode.env).action
+    low, high = (2 * (ends - actions.low) / (actions.high - actions.low) - 1 for ends in (spec.low, spec.high))
+    return np.tile(low, actions.chunk), np.tile(high, actions.chunk)
 
 
 def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> TransitionBatch:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from typer.testing import CliRunner
 from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.load import load_recipe
-from interlace.run.replay import read_demonstrations
+from interlace.run.replay import open_learning, read_demonstrations
 from tests.support.robots import DOT, SMALL
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe
 
@@ -49,6 +51,19 @@ def test_the_recorder_writes_what_the_expert_did(recorded: Path) -> None:
         assert each.shown is not None and not np.array_equal(each.shown, each.actions), "noise is not imitated"
         moved = each.observations["state"][1:, 0] - each.observations["state"][:-1, 0]
         np.testing.assert_allclose(moved, 0.2 * np.clip(each.actions[:-1, 0], -1, 1), atol=1e-6)
+
+
+def test_each_instruction_of_a_task_is_demonstrated(tmp_path: Path) -> None:
+    texts = ["push the puck down", "move the disc to the left"]
+    starts = f"task.starts={{instructions: {texts}, tasks: [0, 0], train_size: 64, heldout_size: 0}}"
+    settings = [*ONE_TASK, starts, f"model.cache_dir={tmp_path}", "warmup={steps: 2, experts: {episodes: 2}}"]
+    result = CliRunner().invoke(
+        app, ["record", "robot-cartpole", str(tmp_path / "demos"), *settings, "--episodes", "2"]
+    )
+    assert result.exit_code == 0, result.output
+    found = [each.instruction for each in LeRobotReader(tmp_path / "demos").episodes()]
+    assert found == [text for text in texts for _ in range(2)]
+    assert run_recipe("robot-cartpole", tmp_path, "both", settings).done_steps == 2
 
 
 def test_a_warm_up_imitates_the_data_set_as_it_imitates_the_expert(recorded: Path, tmp_path: Path) -> None:
@@ -119,6 +134,23 @@ def test_iql_learns_offline_before_the_first_step_and_resumes(recorded: Path, tm
     run_recipe("robot-cartpole", tmp_path, "stopped", settings, stop_after=1)
     assert run_recipe("robot-cartpole", tmp_path, "stopped", settings, resume=True).done_steps == 2
     assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "awr"])
+def test_recorded_actions_are_imitated_as_the_simulator_executed_them(algorithm: str, tmp_path: Path) -> None:
+    observed = Segment(token_ids=np.array([9], np.int32), sampled=np.zeros(1, np.bool_), inputs={"state": np.ones(2)})
+    numbers = np.array([-3.0, 1.5], np.float32)
+    answer = Segment(parent=0, token_ids=numbers.view(np.int32))
+    prompt = Prompt(uid="a", token_ids=np.array([5], np.int32), text="push the puck down", answer="")
+    sample = Sample(key=SampleKey(0, 0), prompt=prompt, segments=(observed, answer), reward=1.0)
+    groups: Any = None  # no world model
+    for end in (0.5, 1.0):  # of the policy's range; the simulator's ends at 1
+        ranges = [f"model.robot.low=[{-end}]", f"model.robot.high=[{end}]", "model.robot.head=gaussian"]
+        recipe = load_recipe("robot-cartpole", [*SAC, *ranges, f"algorithm={{name: {algorithm}}}"])
+        learning = open_learning(recipe, tmp_path / str(end), None, groups)
+        assert learning is not None and learning.off_policy is not None
+        [found] = learning.off_policy.convert(sample).actions
+        assert (end * found).tolist() == np.clip(end * numbers, -1, 1).tolist()
 
 
 def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path) -> None:

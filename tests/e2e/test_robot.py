@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from interlace.cli.eval import make_evaluated_recipe
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.models.loading import load_tokenizer
 from interlace.observe.films import read_films
 from interlace.observe.progress import QuietProgress
@@ -138,6 +138,12 @@ def test_imitation_of_an_expert_already_solves_both_tasks_by_their_instructions(
         assert line["env/success"] == line["reward/mean"]
     text = samples(tmp_path, "dot")[0]
     assert "success after" in str(text)
+
+
+def test_a_chunk_that_was_cut_off_is_not_executed(tmp_path: Path) -> None:
+    long = ["episode.env.settings={tasks: [near, far], horizon: 40}", "model.robot.chunk=40", "rollout.max_tokens=24"]
+    with pytest.raises(InterlaceError, match=r"of the 40 tokens of a chunk: .* Set rollout.max_tokens higher"):
+        run(tmp_path, "short", [*DOT, *long, "model.robot.decoding=tokens", "warmup=null"])
 
 
 def test_a_run_is_evaluated_on_a_task_that_it_was_not_trained_on(tmp_path: Path) -> None:

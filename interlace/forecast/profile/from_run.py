@@ -183,8 +183,8 @@ def _fit_reward(trace: ReadTrace, recipe: Recipe, run: RunData) -> RewardCosts:
     if recipe.reward is None:
         return RewardCosts()
     calls = trace.of("reward", "score", after_step=FILLING)
-    workers, correct = max(1, recipe.reward.workers), recipe.reward.correct
-    right = [[(each.reward or 0.0) >= correct for each in group] for group in _read_groups(run) if group]
+    workers, least = max(1, recipe.reward.workers), recipe.reward.least_right
+    right = [[(each.reward or 0.0) >= least for each in group] for group in _read_groups(run) if group]
     rows = [float(max(1, _num_samples(each)) / workers) for each in calls]
     return RewardCosts(
         median_s=median([each.seconds / max(1.0, waves) for each, waves in zip(calls, rows, strict=True)] or [0.0]),

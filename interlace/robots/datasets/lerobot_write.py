@@ -84,8 +84,8 @@ class LeRobotWriter:
         if not self._episodes:
             raise UserError(f"{self._folder}: no episode was recorded.")
         self._write_data()
-        for video, _ in self._videos.values():
-            video.close()
+        for name in [*self._videos]:
+            self._close_video(name)
         place = {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
         rows = [row | place for row in self._episodes]
         self._write_table(self._arrow.Table.from_pylist(rows), layout.EPISODES.format(chunk_index=0, file_index=0))
@@ -103,7 +103,7 @@ class LeRobotWriter:
             total_tasks=len(self._tasks),
             fps=int(self._fps) if float(self._fps).is_integer() else self._fps,
             splits={"train": f"0:{len(self._episodes)}"},
-            video_path=layout.VIDEO if self._videos else None,
+            video_path=layout.VIDEO if self._video_files else None,
             features=self._features
             | {name: ColumnFeature(dtype=kind, shape=(1,)) for name, kind in layout.COUNTERS.items()},
         )
@@ -158,8 +158,7 @@ class LeRobotWriter:
     def _add_video(self, name: str, pictures: Array) -> dict[str, Any]:
         """Appends pictures to the open video of a camera. Returns their place."""
         if name in self._videos and self._videos[name][1].stat().st_size >= layout.VIDEO_MIB << 20:
-            self._videos.pop(name)[0].close()
-            self._video_files[name] += 1
+            self._close_video(name)
         number = self._video_files[name]
         if name not in self._videos:
             places = self._find_chunk(number)
@@ -172,6 +171,11 @@ class LeRobotWriter:
         return {f"videos/{name}/{key}": value for key, value in times.items()} | self._find_place(
             f"videos/{name}", number
         )
+
+    def _close_video(self, name: str) -> None:
+        """Completes the open video of a camera; later pictures go into another one."""
+        self._videos.pop(name)[0].close()
+        self._video_files[name] += 1
 
     def _write_data(self) -> None:
         if self._open:

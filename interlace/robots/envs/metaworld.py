@@ -204,13 +204,13 @@ class MetaWorld(Simulator):
         vars(env).update({name: _restore_value(env.data, value) for name, value in own.items()})
 
     def expert_action(self) -> Array:
-        """Returns the action of MetaWorld's scripted policy for the task."""
+        """Returns the action of MetaWorld's scripted policy for the task, which reads the goal if it is hidden too."""
         if self._expert is None:
             policies = import_required("metaworld.policies", family="metaworld", extra="robots").ENV_POLICY_MAP
             self._expert = policies[self.task]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the policies warn about clipped gains
-            action = self._expert.get_action(self._observation)
+            action = self._expert.get_action(np.concatenate([self._observation[:-3], self._env._target_pos]))
         return np.clip(action, -1, 1).astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:

@@ -2,7 +2,7 @@
 
 | task | actions | reward per action | terminated | success |
 |---|---|---|---|---|
-| `cartpole-balance` | force | 1, as in gymnasium's InvertedPendulum-v5 | pole over 0.2 rad, cart over 1 m | |
+| `cartpole-balance` | force | 1, as in gymnasium's CartPole-v1 | pole over 0.2 rad, cart over 1 m | |
 | `cartpole-swingup` | force | upright x centred x slow, 0 to 1, as in dm_control | cart over 1 m | |
 | `push` | force, x and y | -(box to goal) - (pusher to box) / 4, in metres | | box within 5 cm of the goal |
 

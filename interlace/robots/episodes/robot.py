@@ -39,9 +39,9 @@ class ExpertHelp(Config):
     """A simulator's scripted expert that accompanies the policy in training episodes, for algorithm dagger."""
 
     takes_over_above: float | None = Field(default=None, gt=0)
-    """Largest difference of a number between the policy's chunk and the expert's, in the simulator's units. Above it,
-    the expert acts during the chunk, and only these chunks are labelled (HG-DAgger, arXiv 1810.02890). If None, the
-    policy always acts, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
+    """Largest difference of a number between the policy's executed chunk and the expert's, in the simulator's units.
+    Above it, the expert acts during the chunk, and only these chunks are labelled (HG-DAgger, arXiv 1810.02890). If
+    None, the policy always acts, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
 
 
 class RobotConfig(EpisodeConfig):
@@ -188,7 +188,7 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            acted = actions.decode(turn.token_ids)
+            acted = actions.decode_answer(turn.token_ids)
             taken = await _ask_expert(env, actions, account, turn.number, acted) if account.expert else None
             # The run's simulators register waits for them.
             async with session.waiting("the world model") if self._own else nullcontext():
@@ -251,7 +251,9 @@ async def _ask_expert(
     assert account.expert
     chunk = np.asarray(await env.expert_actions(actions.chunk), np.float32)
     limit = account.expert.takes_over_above
-    is_taken = limit is not None and float(np.abs(acted - chunk).max()) > limit
+    bounds = env.spec.action
+    both = np.clip([acted, chunk], bounds.low, bounds.high)  # a number beyond the bounds acts as the bound does
+    is_taken = limit is not None and float(np.abs(both[0] - both[1]).max()) > limit
     if limit is None or is_taken:
         account.shown[turn] = actions.encode(chunk)
     account.num_taken_over += is_taken

@@ -1,7 +1,7 @@
 """Learning from single turns of replayed trajectories, by an off-policy algorithm (SAC, IQL, AWR)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -134,6 +134,9 @@ class OffPolicy:
     """Draws by priority; None for uniform draws."""
     context_ids: IntArray | None = None
     """Tokens before an answer; None before the first episode."""
+    bounds: tuple[FloatArray, FloatArray] | None = None
+    """[C] smallest and largest numbers of a chunk that the simulator executes unchanged, for algorithms that imitate
+    executed actions. If None, actions are the numbers of the answer."""
 
     def convert(self, sample: Sample) -> TransitionBatch:
         """Returns the transitions of a sample. Raises UserError if earlier samples have another context."""
@@ -145,7 +148,10 @@ class OffPolicy:
                 "an off-policy algorithm trains one instruction, because its critics see the state alone, and the "
                 f"episode of {sample.prompt.text!r} has another. Keep one instruction in task.starts.instructions."
             )
-        return n_step_transitions(steps_of(sample), n=self.settings.n_step, gamma=self.settings.gamma)
+        steps = steps_of(sample)
+        if self.bounds is not None:
+            steps = replace(steps, actions=np.clip(steps.actions, *self.bounds))
+        return n_step_transitions(steps, n=self.settings.n_step, gamma=self.settings.gamma)
 
     async def learn_offline(self, actor: ActorGroup) -> Metrics:
         """Makes the updates from the demonstrations alone. Returns the metrics of the last calls of the actor."""
@@ -170,12 +176,22 @@ class OffPolicy:
         self.table.follow(replay, self.convert)
         size = len(self.table)
         metrics: Metrics = {"replay/transitions": size}
-        count = round(self.settings.updates_per_turn * num_turns)
+        if size < self.settings.start_turns and replay.counts().evicted:
+            raise UserError(
+                f"algorithm.start_turns={self.settings.start_turns}, and the replay's {len(replay)} episodes have "
+                f"{size} turns, so that no update is ever made. Set replay.capacity higher, or start_turns lower."
+            )
+        count = self._count_updates(step, num_turns)
         if size < self.settings.start_turns or self.context_ids is None or not count:
             return metrics
         draws = self._draw_batches(step, count, size)
         parts = await self._update_actor(actor, draws, self.context_ids)
         return metrics | _average_metrics(parts) | {"off_policy/updates": count}
+
+    def _count_updates(self, step: int, num_turns: int) -> int:
+        """Returns the updates of a step. A fraction of an update is the probability of one more."""
+        draw = np.random.default_rng(stable_hash("number of updates", self.seed, step))
+        return int(self.settings.updates_per_turn * num_turns + draw.random())
 
     async def _update_actor(self, actor: ActorGroup, draws: _Draws, context: IntArray) -> list[Metrics]:
         per_call = max(1, BLOCK_BYTES // max(1, _count_bytes(draws.batches[0])))

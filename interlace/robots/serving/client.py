@@ -113,12 +113,19 @@ class PolicyClient:
         return self._start(self._request_chunk(message))
 
     def record(self, given: Intervention) -> int:
-        """Sends the actions of a human. Returns the number of recorded episodes. Raises RequestError."""
+        """Sends the actions of a human. Returns the number of recorded episodes. Raises RequestError.
+
+        Actions whose observations are too large for one message are sent, and recorded, as several episodes.
+        """
         arrays = {name: given.observations[name] for name in self.schema.observation if name in given.observations}
         message: dict[str, Value] = {KIND: INTERVENTION, "actions": given.actions, PROMPT: given.prompt, **arrays}
         ended = None if given.terminated is None else bool(given.terminated[-1])
         optional: dict[str, Value] = {"rewards": given.rewards, "terminated": ended, "success": given.success}
         message |= {name: value for name, value in optional.items() if value is not None}
+        count = len(given.actions)
+        if count > 1 and len(pack(message)) > self.schema.max_message_bytes:
+            self.record(given.cut(0, count // 2))
+            return self.record(given.cut(count // 2, count))
         answer = self._start(self._request(message)).result()
         return int(np.asarray(answer["episodes"]))
 

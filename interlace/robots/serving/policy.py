@@ -129,7 +129,7 @@ class TurnPolicy:
                 guide=self._make_guide(request),
             )
         )
-        chunk = actions.decode([*forced, *response.token_ids])
+        chunk = actions.decode_answer(np.asarray([*forced, *response.token_ids], np.int32))
         return commit_prefix(chunk, request.prefix, delay)
 
     async def _prepare(self, request: ActRequest) -> Inputs:

@@ -127,6 +127,18 @@ class Intervention:
     success: bool | None = None
     """True if the task was solved; None if it is unknown."""
 
+    def cut(self, begin: int, end: int) -> "Intervention":
+        """Returns the actions of some ticks. Only those with the last tick can have solved the task."""
+        part = slice(begin, end)
+        return Intervention(
+            observations={name: array[part] for name, array in self.observations.items()},
+            actions=self.actions[part],
+            prompt=self.prompt,
+            rewards=None if self.rewards is None else self.rewards[part],
+            terminated=None if self.terminated is None else self.terminated[part],
+            success=None if self.success is None else self.success and end == len(self.actions),
+        )
+
 
 def read_kind(message: Message) -> Literal["act", "intervention"]:
     """Returns the kind of a request. Raises RequestError for an unknown one."""

@@ -140,7 +140,7 @@ def _count_updates(recipe: Recipe) -> int:
     settings = recipe.algorithm.settings
     if isinstance(settings, ReplayedSettings):
         turns = recipe.prompts_per_step * recipe.samples_per_prompt * recipe.episode.max_turns
-        return settings.offline_updates + recipe.steps * round(settings.updates_per_turn * turns)
+        return settings.offline_updates + round(settings.updates_per_turn * turns * recipe.steps)
     own = recipe.minibatches * recipe.epochs if algorithm_of(recipe).needs.on_policy else 0
     return recipe.steps * (own + (recipe.replay.updates if recipe.replay else 0))
 

@@ -33,3 +33,11 @@ def test_shares_are_one_a_task() -> None:
         StartSource(instructions=THREE, shares=(2, 1))
     with pytest.raises(ValidationError, match="greater than 0"):
         StartSource(instructions=THREE, shares=(2, 0, 1))
+
+
+def test_instructions_of_one_task_begin_in_the_same_states_as_different_prompts() -> None:
+    source = StartSource(instructions=THREE, tasks=(1, 0, 1), train_size=9)
+    rows = [*start_rows(source, "train")]
+    assert len({row.uid for row in rows}) == 9
+    assert [row.metadata["init_state"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [row.uid for row in rows[:3]] == ["start/1/0", "start/0/0", "start/1/0/1"]

@@ -89,6 +89,12 @@ def test_a_step_whose_samples_all_failed_does_not_end_the_fit(tmp_path: Path) ->
     assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.1)
 
 
+def test_a_right_sample_with_a_penalty_for_its_form_is_right(tmp_path: Path) -> None:
+    shaped = ("reward.correct=1", "reward.incorrect=0", "reward.shaping={length_weight: 0.4}")
+    found = profile_of_run(recorded(tmp_path, 5, PROFILE, *shaped))[1].reward
+    assert found.solve_rate == pytest.approx(PROFILE.reward.solve_rate, abs=0.07)  # half of the right ones lose reward
+
+
 def test_a_run_of_few_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="logged 3 steps; a profile is fitted to 5 or more"):
         profile_of_run(recorded(tmp_path, 3))

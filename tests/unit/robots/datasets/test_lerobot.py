@@ -117,6 +117,17 @@ def test_videos_come_back_nearly_equal(tmp_path: Path) -> None:
         assert np.abs(gap).mean() <= 3 and np.abs(gap).max() <= 10
 
 
+def test_episodes_may_follow_a_finished_video(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    writer, given = LeRobotWriter(tmp_path / "more", fps=10, video=True), [episode(key, 5) for key in range(3)]
+    for each in given:
+        writer.add(each)
+        writer.finish()
+    for found, each in zip(LeRobotReader(tmp_path / "more").episodes(cameras=None), given, strict=True):
+        check_numbers(found, each)
+        assert found.observations["front"].shape == each.observations["front"].shape
+
+
 def test_a_video_is_decoded_for_one_episode_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     av = pytest.importorskip("av")
     write(tmp_path, video=True)

@@ -37,6 +37,17 @@ def test_a_protocol_has_fifty_states_and_ml_hides_the_goal(benchmark: str | None
     envs.close()
 
 
+def test_the_expert_reads_a_hidden_goal() -> None:
+    pytest.importorskip("metaworld")
+    found = []
+    for benchmark in ("MT10", "ML10"):
+        envs = create_envs("metaworld", {"tasks": ["reach-v3"], "benchmark": benchmark}, 1)
+        envs.reset(seeds=[0], task_ids=[0], init_state_ids=[3])
+        found.append(envs.expert_actions(count=3))
+        envs.close()
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("task", ["pick-place-v3", "sweep-v3", "door-lock-v3"])
 def test_rewards_do_not_depend_on_other_environments(task: str) -> None:
     pytest.importorskip("metaworld")

@@ -12,9 +12,17 @@ from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import InputEmbedding, StateScaling
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, check_spaces
+from interlace.robots.episodes.robot import (
+    ExpertHelp,
+    RobotConfig,
+    RobotEpisode,
+    _Account,
+    _ask_expert,
+    check_spaces,
+)
 from interlace.robots.features import Feature, StateFeatures
 from interlace.robots.world_model.imagination import ImaginationConfig
+from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, EnvSpec
 
 READS = InputEmbedding(placeholder=50, per_observation=2, shapes={"state": (3,)})
@@ -48,6 +56,14 @@ def test_actions_survive_their_tokens():
     np.testing.assert_allclose(found, given, atol=0.26)
     np.testing.assert_array_equal(tokens.encode(found), tokens.encode(given))
     assert tokens.encode(np.array([[9.0, 9.0], [-9.0, -9.0]])).tolist() == [7, 7, 0, 0]
+
+
+@pytest.mark.parametrize("is_gaussian", [False, True])
+def test_a_number_without_a_range_is_its_lower_end(is_gaussian):
+    ones = np.array([0.5, 0.5], np.float32)
+    tokens = actions(low=ones, high=ones + np.float32(1e-8), is_gaussian=is_gaussian)
+    found = tokens.encode(np.array([[0.5, 0.5]] * 2))
+    assert (found.view(np.float32) if is_gaussian else found).tolist() == [-1.0 if is_gaussian else 0] * 4
 
 
 def test_tokens_may_count_down_from_the_vocabularys_end():
@@ -114,3 +130,24 @@ def test_an_imagined_observation_is_not_prepared_again() -> None:
         config(imagined=imagined).configure_imagined(policy.chunk), EnvFleet(imagined.environments(policy.chunk))
     )
     np.testing.assert_array_equal(dream.inputs({"state": seen[0]}, policy)["state"], seen)
+
+
+def test_the_expert_compares_actions_as_the_simulator_executes_them() -> None:
+    policy = actions(low=-np.ones(1, np.float32), high=np.ones(1, np.float32), is_gaussian=True)
+    fleet = EnvFleet(EnvConfig(family="tests.support.dot_simulator:Dot", settings={"tasks": ["far"]}, num_envs=1))
+
+    async def ask(answer: float) -> tuple[bool, int]:
+        account = _Account(context=[], task=0, expert=ExpertHelp(takes_over_above=0.5))
+        async with fleet.episode(Start(task=0, init_state=0)) as env:
+            expert = await env.expert_actions(policy.chunk)
+            taken = await _ask_expert(env, policy, account, 0, answer * expert)
+        assert np.abs(expert).min() == 1
+        return taken is not None, account.num_taken_over
+
+    async def ask_all() -> list[tuple[bool, int]]:
+        try:
+            return [await ask(answer) for answer in (1.6, 0.4)]
+        finally:
+            fleet.close()
+
+    assert asyncio.run(ask_all()) == [(False, 0), (True, 1)]

@@ -5,6 +5,7 @@ import torch
 
 from interlace.core.errors import UserError
 from interlace.engines.train.critic import critic_model
+from interlace.models.action_tokens import action_tokens
 from interlace.models.config import ModelConfig, RobotShape
 from interlace.models.loading import check_model, empty_model, load_model, load_tokenizer
 from interlace.models.size import model_size
@@ -34,6 +35,14 @@ def test_the_head_answers_in_action_tokens_alone():
     built = load_model(ModelConfig(path="tiny:vla", robot=SHAPE))
     assert built.model(torch.tensor([[40, 41]])).logits.shape == (1, 2, 32)
     assert min(built.stop_token_ids) >= 32
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "tokens"])
+def test_the_context_holds_a_long_chunk(decoding):
+    shape = RobotShape(state_size=6, action_size=14, chunk=50, decoding=decoding)
+    actions = action_tokens(build_tiny_vla(shape, 0)[0].config)
+    prompt = list(range(200))
+    assert len(actions.context(prompt)) + actions.num_tokens <= shape.max_positions
 
 
 def test_the_critic_starts_with_the_policys_eyes():

@@ -12,6 +12,7 @@ from interlace.core.types import FloatArray
 from interlace.robots.datasets.load import open_dataset
 from interlace.robots.serving.control import ControlLoop, ControlReport, ControlSettings, Robot, Tick
 from interlace.robots.serving.limits import SafetyLimits
+from interlace.robots.serving.schema import Intervention
 from interlace.robots.serving.simulated import SimulatedRobot, expert_after
 from interlace.robots.serving.wire import RequestError
 from interlace.rollouts.envs.spec import Observation
@@ -125,11 +126,23 @@ def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobo
 def test_the_actions_of_a_human_become_demonstrations(
     server: interlace.Server, robot: SimulatedRobot, record: Path, tmp_path: Path
 ) -> None:
-    watched = Watched(robot)
+    class Stuck(Watched):
+        def act(self, action: FloatArray) -> Tick:
+            if len(self.actions) == 6 and len(humans) == 2:
+                raise OSError("the arm is stuck")
+            return super().act(action)
+
+    watched, humans = Stuck(robot), [expert_after(robot, range(4, 20)) for _ in range(2)]
     with connect(server) as client:
-        loop = ControlLoop(client, watched, ControlSettings(), human=expert_after(robot, range(4, 20)))
+        loop = ControlLoop(client, watched, ControlSettings(), human=lambda seen: humans[-1](seen))
+        with pytest.raises(OSError, match="stuck"):
+            loop.run(HORIZON)
+        humans.pop()
+        watched.actions.clear()
+        robot.reset(3)
         report = loop.run(HORIZON)
     assert (report.human_ticks, report.interventions) == (16, 1) and report.success
+    assert report.limited.safe_actions == report.idle_ticks, "of this episode alone"
     [episode] = open_dataset(record).episodes()
     assert episode.actions[:, 0].tolist() == pytest.approx(watched.actions[4:20])
     assert episode.shown is not None and np.array_equal(episode.shown, episode.actions), "marked as demonstrated"
@@ -140,6 +153,27 @@ def test_the_actions_of_a_human_become_demonstrations(
     recipe = load_recipe("robot-sac", [*settings, f"replay.demonstrations={record}"])
     found = read_demonstrations(recipe, algorithm_of(recipe).settings)  # type: ignore[arg-type]
     assert len(found) > 0 and found.actions.shape[1] == CHUNK
+
+
+def test_an_intervention_that_exceeds_a_message_is_recorded_in_parts(server: interlace.Server, record: Path) -> None:
+    ticks = np.arange(40)
+    given = Intervention(
+        observations={"state": np.stack([ticks, ticks], 1).astype(np.float32)},
+        actions=ticks[:, None].astype(np.float32) / 40,
+        prompt="push the puck down",
+        rewards=-ticks.astype(np.float32),
+        terminated=ticks == 39,
+        success=True,
+    )
+    with connect(server) as client:
+        before = client.record(given)
+        client.schema = client.schema.model_copy(update={"max_message_bytes": 500})
+        assert client.record(given) == before + 4
+    whole, *parts = [*open_dataset(record).episodes()][-5:]
+    assert [len(part) for part in parts] == [10] * 4
+    for name in ("actions", "rewards", "terminated"):
+        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+    assert [part.success for part in parts] == [False, False, False, True]
 
 
 def test_interventions_are_refused_without_a_folder(tmp_path: Path) -> None:
