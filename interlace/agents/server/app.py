@@ -179,13 +179,11 @@ class SessionServer:
         conversation = self._sessions.find(_read_key(request))
         if conversation:
             conversation.check_open()
-        content = await request.read()
-        ask, digest = await _on_thread(content, self._read, request.path, content)
+        content, number = await request.read(), _turn_number(request)
+        ask, digest = await _on_thread(content, self._read, request.path, content, number)
         named = request.headers.get("Idempotency-Key")
         retries = conversation.retries if conversation else self._retries
         before = retries.num_retries
-
-        number = _turn_number(request)
 
         async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
@@ -208,9 +206,9 @@ class SessionServer:
             headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
             return json_response(dialect.write(answer, self._codec), headers=headers)
 
-    def _read(self, path: str, content: bytes) -> tuple[Ask, str]:
+    def _read(self, path: str, content: bytes, number: int | None) -> tuple[Ask, str]:
         """Reads a request and computes its digest."""
-        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content)
+        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content, number)
 
     async def _answer_request(
         self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None

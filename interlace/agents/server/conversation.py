@@ -109,9 +109,9 @@ class Retries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def digest_of(path: str, body: bytes) -> str:
-    """Returns a hash of a request: its route and its body."""
-    return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
+def digest_of(path: str, body: bytes, number: int | None) -> str:
+    """Returns a hash of a request: its route, the number of its turn if the client gave one, and its body."""
+    return hashlib.sha256(f"{path}\0{number}\0".encode() + body).hexdigest()
 
 
 @dataclass(slots=True, eq=False)

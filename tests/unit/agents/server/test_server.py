@@ -192,6 +192,23 @@ def test_a_retry_is_answered_once_and_recorded_once() -> None:
     served(session, use)
 
 
+def test_turns_with_numbers_of_their_own_are_separate_requests_although_their_bodies_are_equal() -> None:
+    """A program that sampled several answers at once got one answer several times."""
+    session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
+
+    async def use(client: Client) -> None:
+        asks = [client.post("/v1/chat/completions", ASK, **{"X-Turn": str(number)}) for number in range(2)]
+        asked = asyncio.gather(*asks)
+        async with asyncio.timeout(5):
+            while len(session.asked) < 2:
+                await asyncio.sleep(0)
+        session.go.set()
+        await asked
+        assert sorted(turn.number for turn in session.turns) == [0, 1]
+
+    served(session, use)
+
+
 def test_a_client_that_hangs_up_withdraws_its_request() -> None:
     session = ScriptedSession([HELLO], go=asyncio.Event())
 
