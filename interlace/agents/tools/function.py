@@ -41,6 +41,8 @@ class FunctionTool:
 async def on_thread(call: Callable[[], object]) -> object:
     """Runs a call on a separate thread and awaits it. If the await is cancelled, the thread continues: it cannot be
     stopped.
+
+    An awaitable result, such as that of an async function under a decorator that is not async, is awaited here.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
@@ -68,7 +70,8 @@ async def on_thread(call: Callable[[], object]) -> object:
             return
 
     threading.Thread(target=run, name="call", daemon=True).start()
-    return await future
+    found = await future
+    return await found if inspect.isawaitable(found) else found
 
 
 class FunctionSource(ToolSource):
