@@ -73,7 +73,8 @@ class ToolsEpisode:
             return await self._run_turns(prompt, session, tools)
         finally:
             for source, some in opened:
-                source.close(some)
+                if (closing := source.close(some)) is not None:
+                    await closing
 
     async def _run_turns(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
         messages = list(prompt.messages)

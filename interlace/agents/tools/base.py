@@ -1,7 +1,7 @@
 """Interfaces of tools and of their sources."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,5 +48,7 @@ class ToolSource(ABC):
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tools of one episode."""
 
-    def close(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - most sources hold no resources
-        """Releases the resources of an episode's tools."""
+    def close(self, tools: Sequence[Tool]) -> Awaitable[object] | None:
+        """Releases the resources of an episode's tools. An awaitable that it returns is awaited."""
+        del tools  # most sources hold no resources
+        return None

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -53,6 +54,20 @@ def held() -> str:
     """Holds its thread."""
     HELD.wait(30)
     return "late"
+
+
+class Page:
+    """Tools with a connection that is closed asynchronously."""
+
+    closed: ClassVar[list[str]] = []
+
+    def read(self) -> str:
+        """Reads the page."""
+        return "text"
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed.append("page")
 
 
 class Scripted:
@@ -183,3 +198,10 @@ def test_an_endless_loop_of_calls_ends_with_the_last_turn() -> None:
 def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(**settings)
+
+
+def test_an_async_close_of_a_tool_class_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never ran, so each episode left an open connection."""
+    monkeypatch.setattr(Page, "closed", [])
+    played([says(call("read")), says(content="done")], tools=[f"{HERE}:Page"])
+    assert Page.closed == ["page"]
