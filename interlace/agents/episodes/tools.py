@@ -4,11 +4,12 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Literal
 
 from pydantic import Field
 
-from interlace.agents.tools.base import Tool, ToolError, Visit
+from interlace.agents.tools.base import Tool, ToolError, ToolSource, Visit
 from interlace.agents.tools.config import ToolConfig, all_specs, tool_source
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import Prompt
@@ -66,15 +67,13 @@ class ToolsEpisode:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | None:
         """Generates turns and calls tools until the model answers or no turn is left."""
-        visit = Visit(prompt=prompt, seed=session.seed)
-        opened = [(source, source.open(visit)) for source in self._sources]
-        tools = {tool.spec.name: tool for _, some in opened for tool in some}
-        try:
+        visit, tools = Visit(prompt=prompt, seed=session.seed), dict[str, Tool]()
+        async with AsyncExitStack() as opened:  # closes all sources, also if one cannot be opened or closed
+            for source in self._sources:
+                some = source.open(visit)
+                opened.push_async_callback(_close_tools, source, some)
+                tools |= {tool.spec.name: tool for tool in some}
             return await self._run_turns(prompt, session, tools)
-        finally:
-            for source, some in opened:
-                if (closing := source.close(some)) is not None:
-                    await closing
 
     async def _run_turns(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
         messages = list(prompt.messages)
@@ -136,6 +135,11 @@ class ToolsEpisode:
                 return f"{note} ...{text[-most:]}"
             case "middle":
                 return f"{text[: most - most // 2]}... {note} ...{text[len(text) - most // 2 :]}"
+
+
+async def _close_tools(source: ToolSource, tools: Sequence[Tool]) -> None:
+    if (closing := source.close(tools)) is not None:
+        await closing
 
 
 def _make_message(call: ToolCall, text: str) -> Message:

@@ -70,6 +70,21 @@ class Page:
         self.closed.append("page")
 
 
+class Gone:
+    """Tools that cannot be made, and cannot be released."""
+
+    def __init__(self, *, opens: bool = False) -> None:
+        if not opens:
+            raise OSError("the site is gone")
+
+    def look(self) -> str:
+        """Looks."""
+        return ""
+
+    def close(self) -> None:
+        raise OSError("the site is gone")
+
+
 class Scripted:
     """A session whose model says what is written."""
 
@@ -205,3 +220,15 @@ def test_an_async_close_of_a_tool_class_is_awaited(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Page, "closed", [])
     played([says(call("read")), says(content="done")], tools=[f"{HERE}:Page"])
     assert Page.closed == ["page"]
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_tools_are_closed_although_others_cannot_be_opened_or_closed(
+    monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    monkeypatch.setattr(Page, "closed", [])
+    gone = {"name": f"{HERE}:Gone", "options": {"opens": opens}}
+    for tools in ([f"{HERE}:Page", gone], [gone, f"{HERE}:Page"]):
+        with pytest.raises(OSError, match="the site is gone"):
+            played([says(content="done")], tools=tools)
+    assert Page.closed == ["page"] * (2 if opens else 1)
