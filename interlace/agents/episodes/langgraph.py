@@ -1,6 +1,7 @@
 """Episode with a graph of LangGraph whose chat model is the policy. Needs interlace[langgraph]."""
 
 import asyncio
+import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,15 @@ class GraphEpisode:
         """Runs the graph to its end."""
         from interlace.agents.chat_model import SESSION
 
+        # A checkpointer restores a thread with a known id, such as that of an earlier evaluation of the row.
+        thread = f"{prompt.uid}#{session.seed}#{uuid.uuid4().hex}"
         token = SESSION.set((session, asyncio.get_running_loop()))
         try:
             state = await self._graph.ainvoke(
                 {"messages": [to_mapping(message) for message in prompt.messages]},
                 {
                     "recursion_limit": self._config.max_graph_steps,
-                    "configurable": {"thread_id": f"{prompt.uid}#{session.seed}"},
+                    "configurable": {"thread_id": thread},
                     "metadata": {"uid": prompt.uid},
                 },
             )

@@ -82,6 +82,20 @@ def sync_graph(model: Any) -> Any:
     return graph.compile()
 
 
+def remembers(model: Any) -> Any:
+    """A graph with a checkpointer."""
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_edge(START, "think")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
 def not_compiled(model: Any) -> Any:
     from langgraph.graph import MessagesState, StateGraph
 
@@ -116,6 +130,16 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
         return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
 
     assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_a_graph_with_a_checkpointer_begins_each_episode_anew() -> None:
+    """The second evaluation of a row began with the conversation of the first, and its answer."""
+    pytest.importorskip("langgraph")
+    episode = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:remembers"})).create()
+    for _ in range(2):
+        session = ScriptedSession([TWO])
+        asyncio.run(episode.run(ROW, session))
+        assert session.asked[0][0] == [Message(role="user", content="1+1")]
 
 
 def test_a_graph_that_is_not_compiled_is_refused() -> None:
