@@ -59,8 +59,13 @@ class PolicyChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
         **kwargs: Any,
     ) -> ChatResult:
-        """Generates an answer from another thread; the session belongs to the episode's loop."""
+        """Generates an answer from another thread; the session belongs to the episode's loop.
+
+        Raises UserError on the thread of that loop, where the wait for the answer would stop the whole run.
+        """
         _, loop = _find_session()
+        if asyncio._get_running_loop() is loop:
+            raise UserError("an async node calls the policy's chat model by invoke(); write await model.ainvoke(...).")
         return asyncio.run_coroutine_threadsafe(self._agenerate(messages, stop, **kwargs), loop).result()
 
     async def _agenerate(

@@ -82,6 +82,19 @@ def sync_graph(model: Any) -> Any:
     return graph.compile()
 
 
+def blocks(model: Any) -> Any:
+    """A graph whose coroutine calls the model without await."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_edge(START, "think")
+    return graph.compile()
+
+
 def remembers(model: Any) -> Any:
     """A graph with a checkpointer."""
     from langgraph.checkpoint.memory import InMemorySaver
@@ -130,6 +143,13 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
         return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
 
     assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_a_coroutine_that_calls_the_model_without_await_is_refused() -> None:
+    """It waited on the thread of the event loop for an answer from this loop, so that the whole run hung."""
+    pytest.importorskip("langgraph")
+    with pytest.raises(UserError, match=r"write await model\.ainvoke"):
+        play(ScriptedSession([TWO]), name="langgraph", graph=f"{__name__}:blocks")
 
 
 def test_a_graph_with_a_checkpointer_begins_each_episode_anew() -> None:
