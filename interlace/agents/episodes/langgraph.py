@@ -61,11 +61,11 @@ class GraphEpisode:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs the graph to its end."""
-        from interlace.agents.chat_model import SESSION
+        from interlace.agents.chat_model import CLIENT, ModelClient
 
         # A checkpointer restores a thread with a known id, such as that of an earlier evaluation of the row.
         thread = f"{prompt.uid}#{session.seed}#{uuid.uuid4().hex}"
-        token = SESSION.set((session, asyncio.get_running_loop()))
+        token = CLIENT.set(ModelClient(session=session, loop=asyncio.get_running_loop()))
         try:
             state = await self._graph.ainvoke(
                 {"messages": [to_mapping(message) for message in prompt.messages]},
@@ -76,7 +76,7 @@ class GraphEpisode:
                 },
             )
         finally:
-            SESSION.reset(token)
+            CLIENT.reset(token)
         return _make_outcome(state)
 
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from interlace.agents.server.ask import Answers, Ask, make_shown_message, merge_params
 from interlace.agents.server.errors import ApiError
-from interlace.core.messages import Message, same_message
+from interlace.agents.shown_messages import ShownMessages
+from interlace.core.messages import Message
 from interlace.rollouts.base import Session, TurnDraft, TurnOptions
 
 _KEPT_ANSWERS = 256
@@ -129,14 +130,13 @@ class Conversation:
     ended: bool = False
     retries: Retries = field(default_factory=Retries)
     num_turns: int = 0
-    _shown: list[tuple[Message, Message]] = field(default_factory=list)
-    """Pairs of a message that a client received and the sampled message, if they differ."""
+    _shown: ShownMessages = field(default_factory=ShownMessages)
 
     async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
         """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
-        messages = [self._find_sampled(message) for message in ask.context if isinstance(message, Message)]
+        messages = [self._shown.find_sampled(message) for message in ask.context if isinstance(message, Message)]
         contexts = [each for each in (messages or ask.context, *ask.other_contexts) for _ in range(ask.num_answers)]
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         drawn = [
@@ -166,16 +166,8 @@ class Conversation:
                 task.cancel()
         self.num_turns += len(turns)
         for turn in turns:
-            seen = make_shown_message(turn, ask)
-            if not same_message(seen, turn.message):
-                self._shown.append((seen, turn.message))
+            self._shown.add(make_shown_message(turn, ask), turn.message)
         return replace(head, turns=turns)
-
-    def _find_sampled(self, message: Message) -> Message:
-        """Returns the sampled message, if a client sends back the version of it that it received."""
-        if message.role != "assistant":
-            return message
-        return next((drawn for seen, drawn in reversed(self._shown) if same_message(message, seen)), message)
 
     def check_open(self) -> None:
         """Raises ApiError if the session has ended."""

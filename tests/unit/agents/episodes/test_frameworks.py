@@ -127,6 +127,16 @@ def test_a_graph_calls_its_tools_and_its_last_message_is_scored() -> None:
     assert [(tool.name, tool.description) for tool in kind.tools()] == [("add", "Adds two numbers.")]
 
 
+def test_a_graph_continues_an_answer_of_which_one_call_could_not_be_read() -> None:
+    """The message came back without the call, so that the next turn began a branch in which the model never made it."""
+    pytest.importorskip("langgraph")
+    unreadable = ToolCall(id="000000002", name="", error="The call is not valid JSON.")
+    answer = Message(role="assistant", content="", tool_calls=(*CALL.tool_calls, unreadable))
+    session = ScriptedSession([answer, TWO])
+    assert play(session, name="langgraph", graph=f"{__name__}:react") == (None, "2")
+    assert session.asked[1][0][1] == answer
+
+
 def test_a_sync_node_asks_from_its_thread_and_the_state_may_hold_the_reward() -> None:
     pytest.importorskip("langgraph")
     session = ScriptedSession([TWO])
