@@ -17,7 +17,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
-from interlace.agents.server.ask import calls_of
+from interlace.agents.server.ask import calls_of, cut_before
 from interlace.agents.shown_messages import ShownMessages
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
@@ -31,7 +31,7 @@ class ModelClient:
     session: Session
     loop: asyncio.AbstractEventLoop
     shown: ShownMessages = field(default_factory=ShownMessages)
-    """Answers with calls that could not be read, which LangChain's messages lose."""
+    """Answers that end before a stop text, or have calls that could not be read, which LangChain's messages lose."""
 
 
 CLIENT: ContextVar[ModelClient] = ContextVar("client")
@@ -95,8 +95,9 @@ class PolicyChatModel(BaseChatModel):
             params = params.model_copy(update={"stop": (*params.stop, *stop)})
         given = [client.shown.find_sampled(_read_message(each)) for each in convert_to_openai_messages(messages)]
         turn = await client.session.generate(given, tools=kwargs.get("tools", ()), params=params)
-        client.shown.add(replace(turn.message, tool_calls=calls_of(turn.message)), turn.message)
-        return ChatResult(generations=[ChatGeneration(message=_make_answer(turn))])
+        message = cut_before(turn.message, stop or ())
+        client.shown.add(replace(message, tool_calls=calls_of(message)), turn.message)
+        return ChatResult(generations=[ChatGeneration(message=_make_answer(message, turn))])
 
 
 def _find_client() -> ModelClient:
@@ -115,17 +116,15 @@ def _read_message(value: Any) -> Message:
     return as_message({**value, "content": content})
 
 
-def _make_answer(turn: Turn) -> AIMessage:
+def _make_answer(message: Message, turn: Turn) -> AIMessage:
     invalid = [
         {"type": "invalid_tool_call", "id": call.id, "name": call.name, "args": "", "error": call.error}
-        for call in turn.message.tool_calls
+        for call in message.tool_calls
         if call.error
     ]
     return AIMessage(
-        content=turn.message.content,
-        tool_calls=[
-            tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in calls_of(turn.message)
-        ],
+        content=message.content,
+        tool_calls=[tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in calls_of(message)],
         invalid_tool_calls=invalid,
         response_metadata={"finish_reason": str(turn.finish_reason), "turn": turn.number},
         usage_metadata={

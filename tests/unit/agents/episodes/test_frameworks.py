@@ -82,6 +82,22 @@ def sync_graph(model: Any) -> Any:
     return graph.compile()
 
 
+def observes(model: Any) -> Any:
+    """A graph that acts by text."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"], stop=["\nObservation:"])]}
+
+    async def act(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [("user", f"Observation: after {state['messages'][-1].content}")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_sequence([("first", think), ("act", act), ("second", think)])
+    graph.add_edge(START, "first")
+    return graph.compile()
+
+
 def blocks(model: Any) -> Any:
     """A graph whose coroutine calls the model without await."""
     from langgraph.graph import START, MessagesState, StateGraph
@@ -153,6 +169,15 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
         return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
 
     assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_an_answer_of_the_chat_model_ends_before_its_stop_text_and_continues_as_it_was_sampled() -> None:
+    """An agent that stops at `Observation:` read this word twice."""
+    pytest.importorskip("langgraph")
+    sampled = Message(role="assistant", content="Action: add\nObservation:")
+    session = ScriptedSession([sampled, TWO])
+    assert play(session, name="langgraph", graph=f"{__name__}:observes") == (None, "2")
+    assert session.asked[1][0][1:] == [sampled, Message(role="user", content="Observation: after Action: add")]
 
 
 def test_a_coroutine_that_calls_the_model_without_await_is_refused() -> None:
