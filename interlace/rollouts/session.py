@@ -234,6 +234,10 @@ class EpisodeSession:
         """Counts a call of a tool; see Session."""
         self._record.add_tool_use(name, seconds=seconds, failed=failed)
 
+    def take_tool_use(self, use: ToolUse) -> None:
+        """Counts a call of a tool that the episode reported in another process, after the turn that it followed."""
+        self._record.take_tool_use(use)
+
     @asynccontextmanager
     async def simulator(self, start: Start, own: Simulators | None = None) -> AsyncIterator[EnvEpisode]:
         """Leases an environment; see Session. The environment registers its waits."""

@@ -122,5 +122,9 @@ class TurnRecord:
         self.rewards[number] = self.rewards.get(number, 0.0) + float(value)
 
     def add_tool_use(self, name: str, *, seconds: float, failed: bool) -> None:
-        """Stores a call of a tool that the episode reports."""
-        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
+        """Stores a call of a tool that the episode reports after the newest turn."""
+        self.take_tool_use(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
+
+    def take_tool_use(self, use: ToolUse) -> None:
+        """Stores a call of a tool that an episode in another process reported."""
+        self._reported.append(use)
