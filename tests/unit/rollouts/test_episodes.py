@@ -232,7 +232,7 @@ def test_an_episode_over_its_time_fails_alone_and_turns_do_not_count() -> None:
     assert record.events[TerminalEvent.TRAINED] > 0 and record.events[TerminalEvent.FAILED] > 0
     failed = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
     assert failed == {
-        "TimeoutError: the episode was not done within 0.001 s (episode.timeout_s), without the time of its turns"
+        "TimeoutError: the episode was not done within 0.001 s (episode.timeout_s), without its turns and simulators"
     }
 
 
