@@ -13,7 +13,7 @@ from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode
 from interlace.agents.server.host import SessionHost
 from interlace.agents.tools.function import on_thread
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, as_message, as_tool, to_mapping
+from interlace.core.messages import Message, ToolSpec, as_message, as_tool, to_mapping
 from interlace.core.plugins import load_object
 from interlace.core.types import Prompt
 from interlace.rollouts.base import Episode, Outcome, Session
@@ -53,6 +53,12 @@ class EnvironmentKind(EpisodeKind):
     def check(self) -> None:
         """Raises UserError for a class without its two methods, and for a missing package."""
         self.create()
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools of your class; none if each object has tools of its own."""
+        spec = self.config.environment
+        found = getattr(load_object("environment", spec), "tools", ()) if spec else ()
+        return tuple(as_tool(tool) for tool in found) if isinstance(found, Sequence) else ()
 
     def create(self) -> Episode:
         """Creates the object that runs episodes."""

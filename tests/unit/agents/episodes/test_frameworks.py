@@ -245,6 +245,8 @@ def test_an_environment_speaks_in_turn_and_rewards_turns() -> None:
     assert play(session, name="environment", environment=f"{__name__}:Guess") == (0.0, "2")
     assert session.asked[0][0] == [Message(role="user", content="guess at level 4")]
     assert [tool.name for tool in session.asked[0][1]] == ["hint"]
+    kind = create_kind(parse_episode({"name": "environment", "environment": f"{__name__}:Guess"}))
+    assert [tool.name for tool in kind.tools()] == ["hint"], "prompts list them, and the chat template must write them"
     assert [message.content for message in session.asked[1][0]] == ["guess at level 4", "1", "no"]
     assert session.asked[2][0] == [1, 1.0]  # the second turn, rewarded
 
