@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from interlace.core.messages import ToolSpec
 from interlace.core.types import JSON, Prompt
@@ -30,6 +31,15 @@ class Tool(Protocol):
 
     async def call(self, arguments: Mapping[str, JSON]) -> object:
         """Returns the result; a value other than text is converted to JSON. An exception is shown to the model."""
+        ...
+
+
+@runtime_checkable
+class QueuedTool(Tool, Protocol):
+    """Tool that makes a limited number of calls at once."""
+
+    def place(self) -> AbstractAsyncContextManager[object]:
+        """Waits for a free place, within which call() runs. The wait does not count for the time limit of the call."""
         ...
 
 

@@ -31,6 +31,8 @@ class PythonSource(ToolSource):
         """Reads the sandbox's settings. Raises UserError for an unknown one."""
         self._config = SandboxConfig.parse(options, where="tool python")
         self._sandbox = LastingSandbox(self._config)
+        self.places = asyncio.Semaphore(self._config.runs_at_once)
+        """Runs of code that the sandbox has room for: a call waits here, so that it never waits in the sandbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Returns the tool's description. Raises UserError if `sandbox: strict` cannot be kept on this machine."""
@@ -71,6 +73,10 @@ class _PythonTool:
 
     def __init__(self, source: PythonSource) -> None:
         self._source = source
+
+    def place(self) -> asyncio.Semaphore:
+        """Waits for a free run of the sandbox; see QueuedTool."""
+        return self._source.places
 
     async def call(self, arguments: Mapping[str, JSON]) -> str:
         code = arguments.get("code")

@@ -232,3 +232,12 @@ def test_tools_are_closed_although_others_cannot_be_opened_or_closed(
         with pytest.raises(OSError, match="the site is gone"):
             played([says(content="done")], tools=tools)
     assert Page.closed == ["page"] * (2 if opens else 1)
+
+
+def test_waits_for_a_free_run_of_the_sandbox_do_not_count_for_the_limit_of_a_call() -> None:
+    """The model read that its code took too long, although it had not begun."""
+    options = {"sandbox": "available", "runs_at_once": 1}
+    calls = [call("python", number, code="import time; time.sleep(0.6); 1 + 1") for number in range(4)]
+    python = {"name": "python", "options": options}
+    _, session = played([says(*calls), says(content="done")], tools=[python], tool_timeout_s=1.5)
+    assert [message.content for message in session.seen[1][2:]] == ["2"] * 4
