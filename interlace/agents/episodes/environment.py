@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
-from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode
+from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode, select_numbers
 from interlace.agents.server.host import SessionHost
 from interlace.agents.tools.function import on_thread
 from interlace.core.errors import UserError
@@ -178,8 +178,7 @@ class VerifiersEpisode:
                 await theirs.close()
             if conversation.num_turns == 0 and state.get("error"):
                 raise RuntimeError(f"the environment's rollout failed: {state['error']}")
-        metrics = {name: float(value) for name, value in (state.get("metrics") or {}).items()}
-        return Outcome(reward=float(state["reward"]), parts=metrics)
+        return Outcome(reward=float(state["reward"]), parts=select_numbers(state.get("metrics") or {}))
 
 
 def _rollout_input(prompt: Prompt) -> dict[str, Any]:
