@@ -25,7 +25,7 @@ from interlace.core.types import (
     Segment,
     TerminalEvent,
 )
-from interlace.rewards.results import TAKEN
+from interlace.rewards.results import TAKEN, describe_error, whole
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
 from interlace.rollouts.episodes.single_turn import SingleTurn
@@ -189,7 +189,8 @@ async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt)
 
 def failure(error: Exception) -> str:
     """Returns the failure reason of a sample whose episode raised."""
-    return str(error) if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {error}"
+    text = describe_error(error)
+    return text if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {text}"
 
 
 def sample_failure(error: Exception) -> SampleFailure:
@@ -199,10 +200,10 @@ def sample_failure(error: Exception) -> SampleFailure:
 
 
 def outcome_of(returned: object) -> Outcome:
-    """Converts the result of an episode to an Outcome with plain numbers.
+    """Converts the result of an episode to an Outcome with plain numbers, and text that every file accepts.
 
-    Raises TypeError unless it is a number, an Outcome or None; ValueError if a reward or a part of it is no finite
-    float32 number; UserError for a part with the name of a metric of all rewards.
+    Raises TypeError unless it is a number, an Outcome or None, and its text is text; ValueError if a reward or a part
+    of it is no finite float32 number; UserError for a part with the name of a metric of all rewards.
     """
     if returned is None:
         return Outcome()
@@ -214,6 +215,13 @@ def outcome_of(returned: object) -> Outcome:
         return Outcome(reward=read_reward(returned, "the episode's reward"))
     if taken := [name for name in TAKEN if name in returned.parts]:
         raise UserError(f"the episode returned a part {taken[0]!r}, and metrics have another of that name: rename it")
-    parts = {name: read_reward(value, f"the episode's part {name!r}") for name, value in returned.parts.items()}
-    reward = None if returned.reward is None else read_reward(returned.reward, "the episode's reward")
-    return replace(returned, reward=reward, parts=parts)
+    if returned.text is not None and not isinstance(returned.text, str):
+        raise TypeError(f"the text of the episode's Outcome is a {type(returned.text).__name__}, not a text")
+    return replace(
+        returned,
+        reward=None if returned.reward is None else read_reward(returned.reward, "the episode's reward"),
+        parts={
+            whole(name): read_reward(value, f"the episode's part {name!r}") for name, value in returned.parts.items()
+        },
+        text=None if returned.text is None else whole(returned.text),
+    )

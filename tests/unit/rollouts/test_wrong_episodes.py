@@ -10,6 +10,7 @@ import pytest
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Prompt
 from interlace.rollouts.base import Outcome, Session
+from interlace.rollouts.generate import outcome_of
 from interlace.schedule.schedule import Schedule
 from tests.support.sim_run import simulate
 from tests.unit.rollouts.test_episodes import WORK, Calls
@@ -37,6 +38,10 @@ def _returns(outcome: Outcome) -> Callable[[Prompt, Session], Awaitable[Outcome]
     return run
 
 
+async def _raises_half(_prompt: Prompt, _session: Session) -> None:
+    raise ValueError("a\ud83d")
+
+
 async def _no_tokens(_prompt: Prompt, session: Session) -> None:
     await session.generate([])
 
@@ -60,6 +65,8 @@ async def _same_number(prompt: Prompt, session: Session) -> None:
         (_returns(Outcome(reward=3e38)), "ValueError: the sum of the episode's rewards is 6e+38, not a finite number"),
         (_returns(Outcome(reward=1.0, parts={"found": None})), "ValueError: the episode's part 'found' is None"),
         (_returns(Outcome(reward=1.0, parts={"mean": 2.0})), "UserError: the episode returned a part 'mean'"),
+        (_returns(Outcome(text=5)), "TypeError: the text of the episode's Outcome is a int"),  # type: ignore[arg-type]
+        (_raises_half, "ValueError: a\\ud83d"),
         (_no_tokens, "UserError: generate() was given a list that is not a list of token ids"),
         (_words, "UserError: generate() was given a list that is not a list of token ids"),
         (_same_number, "UserError: turn 3 of episode"),
@@ -70,3 +77,8 @@ def test_what_an_episode_does_wrong_is_its_samples_reason(
 ) -> None:
     with pytest.raises(InterlaceError, match=f"the first 12 samples, .*The first failed by {re.escape(reason)}"):
         simulate(Schedule(), replace(WORK, num_steps=1, refill_rounds=0, episode=Calls(run)))
+
+
+def test_half_of_a_character_in_the_text_of_an_episode_is_spelled_out() -> None:
+    """No file accepts it, so that the run ended at its first evaluation or transcript."""
+    assert outcome_of(Outcome(reward=1.0, text="a\ud83d")).text == "a\\ud83d"
