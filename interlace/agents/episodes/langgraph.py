@@ -63,7 +63,7 @@ class GraphEpisode:
         """Runs the graph to its end."""
         from interlace.agents.chat_model import CLIENT, ModelClient
 
-        # A checkpointer restores a thread with a known id, such as that of an earlier evaluation of the row.
+        # A checkpointer continues the conversation of an id that it knows, for example of an earlier evaluation.
         thread = f"{prompt.uid}#{session.seed}#{uuid.uuid4().hex}"
         token = CLIENT.set(ModelClient(session=session, loop=asyncio.get_running_loop()))
         try:

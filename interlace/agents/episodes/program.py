@@ -207,7 +207,7 @@ async def _read_stream(stream: "asyncio.StreamReader | None", kept: bytearray, m
         kept += part[: max(0, most - len(kept))]
 
 
-async def _end_streams(process: "asyncio.subprocess.Process", talk: "asyncio.Future[list[None]]") -> None:
+async def _end_streams(process: "asyncio.subprocess.Process", talk: "asyncio.Future[tuple[None, None, None]]") -> None:
     """Reads the rest of the output of a process that has ended, and closes its streams.
 
     A process in another group, such as a daemon that the program started, may hold the output open for ever.

@@ -119,7 +119,7 @@ def _client_config(v1: Any, address: SessionAddress) -> Iterator[Any]:
         del os.environ[variable]
 
 
-def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def select_numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Returns the metrics of a package that have a value, as numbers."""
     numbers = {name: float(value) for name, value in metrics.items() if value is not None}
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
