@@ -155,7 +155,7 @@ class Program:
         finally:
             _kill_group(process)  # remaining child processes may keep its output open
             await _end_streams(process, talk)
-        status = await process.wait()
+            status = await process.wait()
         return self._make_outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
 
     def _make_outcome(self, status: int, output: str, errors: str) -> Outcome:
@@ -218,7 +218,10 @@ async def _end_streams(process: "asyncio.subprocess.Process", talk: "asyncio.Fut
         talk.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await talk
-        process._transport.close()  # type: ignore[attr-defined]  # the only way to close them, and wait() waits for it
+        # wait() waits for these. A close of the whole process could take its exit status from asyncio.
+        pipes = [process._transport.get_pipe_transport(handle) for handle in range(3)]  # type: ignore[attr-defined]
+        for pipe in pipes:
+            pipe.close()
 
 
 async def _write_stream(stream: "asyncio.StreamWriter | None", content: bytes) -> None:
