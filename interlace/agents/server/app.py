@@ -37,6 +37,8 @@ LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
 LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
+NUM_RETRIES = "X-Stainless-Retry-Count"
+"""Header in which OpenAI's and Anthropic's clients state how often they have sent a request before."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
@@ -197,7 +199,8 @@ class SessionServer:
 
         if conversation:
             conversation.check_open()
-        with retries.begin_once(named, digest, begin) as asked:
+        is_first = request.headers.get(NUM_RETRIES) == "0"
+        with retries.begin_once(named, digest, begin, is_first=is_first) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:
                 return await stream_response(request, dialect.stream(asked.head, self._codec), asked)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -64,16 +65,22 @@ class Retries:
 
     def __init__(self) -> None:
         self._asked: dict[str, Asked] = {}
+        self._numbers = itertools.count()
         self.num_retries = 0
 
     @contextmanager
-    def begin_once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
+    def begin_once(
+        self, name: str | None, digest: str, begin: Callable[[], Asked], *, is_first: bool = False
+    ) -> Iterator[Asked]:
         """Begins a request, or returns the same request if it was begun before.
 
         name: the client's name of the request. Without a name, a request with the same body in flight is the same
-        request. If the block ends before the answer, the request is withdrawn, unless another client waits for it.
+        request, unless is_first: the client states that it has not sent this request before. If the block ends before
+        the answer, the request is withdrawn, unless another client waits for it.
         """
         key = name or f"body {digest}"
+        if name is None and is_first and key in self._asked:
+            key = f"{key} {next(self._numbers)}"
         asked = self._asked.get(key)
         if asked is None:
             asked = self._asked[key] = begin()

@@ -149,11 +149,9 @@ class ControlLoop:
 
         After an error the robot executes the safe action once; the error is then raised.
         """
-        self._limiter.counts = LimitCounts()
         report = ControlReport(limited=self._limiter.counts)
         due_s = self._last_chunk_s = time.perf_counter()
-        self._current = None
-        self._shown, self._ticks, self._interventions = [], [], []  # an episode with an error leaves its own
+        self._current, self._interventions = None, []
         try:
             for tick in range(max_ticks):
                 time.sleep(max(0.0, due_s - time.perf_counter()))
