@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -16,12 +17,25 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
+from interlace.agents.server.ask import calls_of, cut_before
+from interlace.agents.shown_messages import ShownMessages
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.rollouts.base import Session, Turn
 
-SESSION: ContextVar[tuple[Session, asyncio.AbstractEventLoop]] = ContextVar("session")
-"""Session and event loop of the current episode; tasks and threads of a graph's nodes inherit their episode's value."""
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelClient:
+    """The chat model's access to the session of one episode."""
+
+    session: Session
+    loop: asyncio.AbstractEventLoop
+    shown: ShownMessages = field(default_factory=ShownMessages)
+    """Answers that end before a stop text, or have calls that could not be read, which LangChain's messages lose."""
+
+
+CLIENT: ContextVar[ModelClient] = ContextVar("client")
+"""Client of the current episode; tasks and threads of a graph's nodes inherit their episode's value."""
 
 
 class PolicyChatModel(BaseChatModel):
@@ -59,8 +73,13 @@ class PolicyChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
         **kwargs: Any,
     ) -> ChatResult:
-        """Generates an answer from another thread; the session belongs to the episode's loop."""
-        _, loop = _find_session()
+        """Generates an answer from another thread; the session belongs to the episode's loop.
+
+        Raises UserError on the thread of that loop, where the wait for the answer would stop the whole run.
+        """
+        loop = _find_client().loop
+        if asyncio._get_running_loop() is loop:
+            raise UserError("an async node calls the policy's chat model by invoke(); write await model.ainvoke(...).")
         return asyncio.run_coroutine_threadsafe(self._agenerate(messages, stop, **kwargs), loop).result()
 
     async def _agenerate(
@@ -70,18 +89,20 @@ class PolicyChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
         **kwargs: Any,
     ) -> ChatResult:
-        session, _ = _find_session()
-        params = session.params
+        client = _find_client()
+        params = client.session.params
         if stop:
             params = params.model_copy(update={"stop": (*params.stop, *stop)})
-        given = [_read_message(each) for each in convert_to_openai_messages(messages)]
-        turn = await session.generate(given, tools=kwargs.get("tools", ()), params=params)
-        return ChatResult(generations=[ChatGeneration(message=_make_answer(turn))])
+        given = [client.shown.find_sampled(_read_message(each)) for each in convert_to_openai_messages(messages)]
+        turn = await client.session.generate(given, tools=kwargs.get("tools", ()), params=params)
+        message = cut_before(turn.message, stop or ())
+        client.shown.add(replace(message, tool_calls=calls_of(message)), turn.message)
+        return ChatResult(generations=[ChatGeneration(message=_make_answer(message, turn))])
 
 
-def _find_session() -> tuple[Session, asyncio.AbstractEventLoop]:
+def _find_client() -> ModelClient:
     try:
-        return SESSION.get()
+        return CLIENT.get()
     except LookupError:
         raise UserError("the policy's chat model answers only within an episode, and no episode is running.") from None
 
@@ -95,18 +116,15 @@ def _read_message(value: Any) -> Message:
     return as_message({**value, "content": content})
 
 
-def _make_answer(turn: Turn) -> AIMessage:
-    calls = turn.message.tool_calls
+def _make_answer(message: Message, turn: Turn) -> AIMessage:
     invalid = [
         {"type": "invalid_tool_call", "id": call.id, "name": call.name, "args": "", "error": call.error}
-        for call in calls
+        for call in message.tool_calls
         if call.error
     ]
     return AIMessage(
-        content=turn.message.content,
-        tool_calls=[
-            tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in calls if not call.error
-        ],
+        content=message.content,
+        tool_calls=[tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in calls_of(message)],
         invalid_tool_calls=invalid,
         response_metadata={"finish_reason": str(turn.finish_reason), "turn": turn.number},
         usage_metadata={

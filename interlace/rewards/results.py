@@ -92,7 +92,7 @@ def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
 
 def failure(error: BaseException) -> RewardResult:
     """Returns the result of a sample whose scoring raised an exception, with the line of the user's code."""
-    text = f"{type(error).__name__}: {_describe_error(error)}{_find_line(error)}"
+    text = f"{type(error).__name__}: {describe_error(error)}{_find_line(error)}"
     return RewardResult(failure=text, cause=cause_of(error))
 
 
@@ -124,7 +124,8 @@ def _is_of_user(filename: str) -> bool:
     return not filename.startswith("<") and not any(path.is_relative_to(other) for other in others)
 
 
-def _describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Returns the message of a user's exception, as text that every file accepts."""
     try:
         return whole(str(error))
     except Exception as another:  # noqa: BLE001  # a user's class may fail at this too

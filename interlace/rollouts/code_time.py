@@ -16,7 +16,8 @@ class CodeTime:
     """Tracks when an episode's own code runs, and limits the sum of these times.
 
     While the code runs, or awaits something outside the run, an operation is registered, so that no stall is declared
-    and the wait-for graph names the episode. The time of turns does not count for the limit.
+    and the wait-for graph names the episode. The time of turns and of simulators does not count for the limit: they
+    wait for engines, environments and devices of the run.
     """
 
     def __init__(self, name: str, clock: Clock, waits: WaitRegistry, *, timeout_s: float) -> None:
@@ -24,8 +25,8 @@ class CodeTime:
         self._name, self._clock, self._waits = name, clock, waits
         self._timeout_s = self._left_s = timeout_s
         self._deadline = asyncio.timeout(None)
-        self._num_elsewhere = self._num_turns = 0
-        """Numbers of turns and named waits in progress, and of turns in progress."""
+        self._num_elsewhere = self._num_stops = 0
+        """Numbers of all waits in progress that are registered elsewhere, and of those that stop the time."""
         self._operation: int | None = None
         self._is_open = False
 
@@ -54,22 +55,22 @@ class CodeTime:
         except TimeoutError:
             if not self._deadline.expired():
                 raise
-            limit = f"{self._timeout_s:g} s (episode.timeout_s), without the time of its turns"
+            limit = f"{self._timeout_s:g} s (episode.timeout_s), without its turns and simulators"
             raise TimeoutError(f"the episode was not done within {limit}") from None
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Stops the episode's time during a turn."""
+    def stop(self) -> Iterator[None]:
+        """Stops the episode's time during a turn, or a wait for a simulator."""
         with self.exclude_wait():
-            if not self._num_turns and (when := self._deadline.when()) is not None:
+            if not self._num_stops and (when := self._deadline.when()) is not None:
                 self._left_s = when - asyncio.get_running_loop().time()
                 if not self._deadline.expired():
                     self._deadline.reschedule(None)
-            self._num_turns += 1
+            self._num_stops += 1
             try:
                 yield
             finally:
-                self._num_turns -= 1
+                self._num_stops -= 1
                 self._restart_deadline()
 
     @contextmanager
@@ -85,7 +86,7 @@ class CodeTime:
                 self._register_wait()
 
     def _restart_deadline(self) -> None:
-        if self._is_open and not self._num_turns and self._left_s < math.inf and not self._deadline.expired():
+        if self._is_open and not self._num_stops and self._left_s < math.inf and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
     def _register_wait(self) -> None:

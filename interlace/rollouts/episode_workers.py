@@ -383,5 +383,5 @@ class _Exchange:
         for number, value in end.rewards.items():
             self._session.reward(self._done[number], value)
         for use in end.tool_uses:
-            self._session.tool_called(use.name, seconds=use.seconds, failed=use.failed)
+            self._session.take_tool_use(use)
         return end.outcome

@@ -1,14 +1,19 @@
 """The generation stage: runs an episode for each admitted row and writes its turns as columns of the sample."""
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import cast
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
-from interlace.core.errors import EpisodeFailedError, EpisodeLostError, EpisodeProcessLostError, RestartBudgetError
+from interlace.core.errors import (
+    EpisodeFailedError,
+    EpisodeLostError,
+    EpisodeProcessLostError,
+    RestartBudgetError,
+    UserError,
+)
 from interlace.core.payload import PayloadStore, StoredSegments, StoredText
 from interlace.core.types import (
     Prompt,
@@ -20,12 +25,14 @@ from interlace.core.types import (
     Segment,
     TerminalEvent,
 )
+from interlace.rewards.results import TAKEN, describe_error, whole
 from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import NO_LIMITS, EpisodeSession, SessionLimits
 from interlace.rollouts.stream import GENERATED, Columns, OnFailed, SampleChannel, Stream
+from interlace.rollouts.turn_record import read_reward
 from interlace.rollouts.turns import turn_columns
 from interlace.runtime.cluster import Cluster
 
@@ -182,7 +189,8 @@ async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt)
 
 def failure(error: Exception) -> str:
     """Returns the failure reason of a sample whose episode raised."""
-    return str(error) if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {error}"
+    text = describe_error(error)
+    return text if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {text}"
 
 
 def sample_failure(error: Exception) -> SampleFailure:
@@ -192,16 +200,28 @@ def sample_failure(error: Exception) -> SampleFailure:
 
 
 def outcome_of(returned: object) -> Outcome:
-    """Converts the result of an episode to an Outcome. TypeError unless it is a number, an Outcome or None."""
+    """Converts the result of an episode to an Outcome with plain numbers, and text that every file accepts.
+
+    Raises TypeError unless it is a number, an Outcome or None, and its text is text; ValueError if a reward or a part
+    of it is no finite float32 number; UserError for a part with the name of a metric of all rewards.
+    """
     if returned is None:
         return Outcome()
-    outcome = returned if isinstance(returned, Outcome) else Outcome(reward=_number(returned))
-    if outcome.reward is not None and not math.isfinite(outcome.reward):
-        raise ValueError(f"the episode's reward is {outcome.reward}, not a finite number")
-    return outcome
-
-
-def _number(returned: object) -> float:
-    if not isinstance(returned, Real):
-        raise TypeError(f"the episode returned a {type(returned).__name__}; it returns a number, an Outcome or None")
-    return float(returned)
+    if not isinstance(returned, Outcome):
+        if not isinstance(returned, Real):
+            raise TypeError(
+                f"the episode returned a {type(returned).__name__}; it returns a number, an Outcome or None"
+            )
+        return Outcome(reward=read_reward(returned, "the episode's reward"))
+    if taken := [name for name in TAKEN if name in returned.parts]:
+        raise UserError(f"the episode returned a part {taken[0]!r}, and metrics have another of that name: rename it")
+    if returned.text is not None and not isinstance(returned.text, str):
+        raise TypeError(f"the text of the episode's Outcome is a {type(returned.text).__name__}, not a text")
+    return replace(
+        returned,
+        reward=None if returned.reward is None else read_reward(returned.reward, "the episode's reward"),
+        parts={
+            whole(name): read_reward(value, f"the episode's part {name!r}") for name, value in returned.parts.items()
+        },
+        text=None if returned.text is None else whole(returned.text),
+    )

@@ -203,7 +203,7 @@ class EpisodeSession:
         self._record.request(said, self._around.clock.now())
         what = f"turn {place}"
         try:
-            with self._code.turn():
+            with self._code.stop():
                 response = await self._ask(
                     request, who=self.name, what=what, on_draft=drafted, patience_s=options.patience_s
                 )
@@ -234,13 +234,17 @@ class EpisodeSession:
         """Counts a call of a tool; see Session."""
         self._record.add_tool_use(name, seconds=seconds, failed=failed)
 
+    def take_tool_use(self, use: ToolUse) -> None:
+        """Counts a call of a tool that the episode reported in another process, after the turn that it followed."""
+        self._record.take_tool_use(use)
+
     @asynccontextmanager
     async def simulator(self, start: Start, own: Simulators | None = None) -> AsyncIterator[EnvEpisode]:
         """Leases an environment; see Session. The environment registers its waits."""
         simulators = own or self._limits.simulators
         if simulators is None:
             raise UserError("the episode requested a simulator, but the recipe's episode has no `env`")
-        lease = simulators.episode(start, around=self._code.exclude_wait)
+        lease = simulators.episode(start, around=self._code.stop)
         if own is None:
             env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
         else:

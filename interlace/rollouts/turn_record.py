@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec
+from interlace.rewards.results import LARGEST
 from interlace.rollouts.base import ToolUse, Turn
 
 
@@ -52,6 +53,20 @@ class SeenTools:
                 is_known = not call.error and (call.name in each.names or not each.names)
                 name = call.name if is_known else ""
                 self.uses.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known, turn=each.turn))
+
+
+def read_reward(value: object, what: str) -> float:
+    """Returns a number that an episode gave, such as its reward. what: words for it.
+
+    Raises ValueError unless it is finite as float32, in which advantages are computed.
+    """
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]  # of any type
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= LARGEST:  # nor is a NaN
+        raise ValueError(f"{what} is {value!r:.80}, not a finite number (float32)")
+    return number
 
 
 class TurnRecord:
@@ -116,11 +131,13 @@ class TurnRecord:
         self._seen.drawn(turn.number, turn.message, tools, now_s)
 
     def reward(self, number: int, value: float) -> None:
-        """Adds a reward to a turn. UserError unless it is a finite number."""
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(f"the reward of turn {number} is {value!r}, not a finite number")
-        self.rewards[number] = self.rewards.get(number, 0.0) + float(value)
+        """Adds a reward to a turn. ValueError unless it is a finite float32 number."""
+        self.rewards[number] = self.rewards.get(number, 0.0) + read_reward(value, f"the reward of turn {number}")
 
     def add_tool_use(self, name: str, *, seconds: float, failed: bool) -> None:
-        """Stores a call of a tool that the episode reports."""
-        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
+        """Stores a call of a tool that the episode reports after the newest turn."""
+        self.take_tool_use(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
+
+    def take_tool_use(self, use: ToolUse) -> None:
+        """Stores a call of a tool that an episode in another process reported."""
+        self._reported.append(use)

@@ -25,6 +25,7 @@ from interlace.core.types import (
 )
 from interlace.rollouts.base import FinalContext, Outcome, ToolUse, Turn
 from interlace.rollouts.stream import Columns
+from interlace.rollouts.turn_record import read_reward
 
 CONTEXT = "context"
 """Kind of a segment that an episode inserted."""
@@ -44,7 +45,8 @@ def make_answered_sample(key: SampleKey, prompt: Prompt, response: Response) -> 
 def turn_columns(
     prompt: Prompt, turns: Sequence[Turn], outcome: Outcome, rewards: Mapping[int, float], tools: Sequence[ToolUse]
 ) -> Columns:
-    """Returns the columns of a sample that an episode generated. Raises ValueError if it has no turn.
+    """Returns the columns of a sample that an episode generated. Raises ValueError if it has no turn, or if its
+    rewards have no finite sum.
 
     rewards: rewards of turns, by number. If there are any, the sample's reward is their sum plus the outcome's reward.
     """
@@ -61,6 +63,7 @@ def turn_columns(
     }
     if outcome.reward is not None or rewards:
         total = (outcome.reward or 0.0) + math.fsum(rewards.values())
+        total = read_reward(total, "the sum of the episode's rewards")
         columns["outcome"] = RewardResult(reward=total, parts=outcome.parts)
     return columns
 

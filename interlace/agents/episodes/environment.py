@@ -9,11 +9,11 @@ from typing import Any, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
-from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode
+from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode, select_numbers
 from interlace.agents.server.host import SessionHost
 from interlace.agents.tools.function import on_thread
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, as_message, as_tool, to_mapping
+from interlace.core.messages import Message, ToolSpec, as_message, as_tool, to_mapping
 from interlace.core.plugins import load_object
 from interlace.core.types import Prompt
 from interlace.rollouts.base import Episode, Outcome, Session
@@ -53,6 +53,12 @@ class EnvironmentKind(EpisodeKind):
     def check(self) -> None:
         """Raises UserError for a class without its two methods, and for a missing package."""
         self.create()
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools of your class; none if each object has tools of its own."""
+        spec = self.config.environment
+        found = getattr(load_object("environment", spec), "tools", ()) if spec else ()
+        return tuple(as_tool(tool) for tool in found) if isinstance(found, Sequence) else ()
 
     def create(self) -> Episode:
         """Creates the object that runs episodes."""
@@ -172,8 +178,7 @@ class VerifiersEpisode:
                 await theirs.close()
             if conversation.num_turns == 0 and state.get("error"):
                 raise RuntimeError(f"the environment's rollout failed: {state['error']}")
-        metrics = {name: float(value) for name, value in (state.get("metrics") or {}).items()}
-        return Outcome(reward=float(state["reward"]), parts=metrics)
+        return Outcome(reward=float(state["reward"]), parts=select_numbers(state.get("metrics") or {}))
 
 
 def _rollout_input(prompt: Prompt) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Episode with a graph of LangGraph whose chat model is the policy. Needs interlace[langgraph]."""
 
 import asyncio
+import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,20 +61,22 @@ class GraphEpisode:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs the graph to its end."""
-        from interlace.agents.chat_model import SESSION
+        from interlace.agents.chat_model import CLIENT, ModelClient
 
-        token = SESSION.set((session, asyncio.get_running_loop()))
+        # A checkpointer continues the conversation of an id that it knows, for example of an earlier evaluation.
+        thread = f"{prompt.uid}#{session.seed}#{uuid.uuid4().hex}"
+        token = CLIENT.set(ModelClient(session=session, loop=asyncio.get_running_loop()))
         try:
             state = await self._graph.ainvoke(
                 {"messages": [to_mapping(message) for message in prompt.messages]},
                 {
                     "recursion_limit": self._config.max_graph_steps,
-                    "configurable": {"thread_id": f"{prompt.uid}#{session.seed}"},
+                    "configurable": {"thread_id": thread},
                     "metadata": {"uid": prompt.uid},
                 },
             )
         finally:
-            SESSION.reset(token)
+            CLIENT.reset(token)
         return _make_outcome(state)
 
 

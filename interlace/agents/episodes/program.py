@@ -27,6 +27,9 @@ from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _ERROR_CHARACTERS = 400
+REST_WITHIN_S = 5.0
+"""Maximum time, in seconds, in which the rest of a command's output is read after its end: more than a busy event loop
+needs for it."""
 
 
 class ProgramConfig(EpisodeConfig):
@@ -141,16 +144,17 @@ class Program:
             env={**inherited, **endpoint.environment, "INTERLACE_SEED": str(seed), **self._config.variables},
             start_new_session=True,
         )
+        output, errors = bytearray(), bytearray()
         talk = asyncio.gather(
-            _read_stream(process.stdout, self._config.stdout_bytes),
-            _read_stream(process.stderr, self._config.stdout_bytes),
+            _read_stream(process.stdout, output, self._config.stdout_bytes),
+            _read_stream(process.stderr, errors, self._config.stdout_bytes),
             _write_stream(process.stdin, json.dumps(row).encode()),
         )
         try:
             await _wait_for_exit(process)
         finally:
             _kill_group(process)  # remaining child processes may keep its output open
-            output, errors, _ = await asyncio.shield(talk)
+            await _end_streams(process, talk)
             status = await process.wait()
         return self._make_outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
 
@@ -196,13 +200,28 @@ def _make_arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[s
     return [sys.executable, *arguments[1:]] if arguments[0] == "python" else arguments
 
 
-async def _read_stream(stream: "asyncio.StreamReader | None", most: int) -> bytes:
-    """Reads a stream to its end and returns its first `most` bytes."""
+async def _read_stream(stream: "asyncio.StreamReader | None", kept: bytearray, most: int) -> None:
+    """Reads a stream to its end, and keeps its first `most` bytes."""
     assert stream is not None
-    kept = bytearray()
     while part := await stream.read(1 << 16):
         kept += part[: max(0, most - len(kept))]
-    return bytes(kept)
+
+
+async def _end_streams(process: "asyncio.subprocess.Process", talk: "asyncio.Future[tuple[None, None, None]]") -> None:
+    """Reads the rest of the output of a process that has ended, and closes its streams.
+
+    A process in another group, such as a daemon that the program started, may hold the output open for ever.
+    """
+    try:
+        await asyncio.wait({talk}, timeout=REST_WITHIN_S)
+    finally:
+        talk.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await talk
+        # wait() waits for these. A close of the whole process could take its exit status from asyncio.
+        pipes = [process._transport.get_pipe_transport(handle) for handle in range(3)]  # type: ignore[attr-defined]
+        for pipe in pipes:
+            pipe.close()
 
 
 async def _write_stream(stream: "asyncio.StreamWriter | None", content: bytes) -> None:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from typing import Literal
 
 from pydantic import Field
 
-from interlace.agents.tools.base import Tool, ToolError, Visit
+from interlace.agents.tools.base import QueuedTool, Tool, ToolError, ToolSource, Visit
 from interlace.agents.tools.config import ToolConfig, all_specs, tool_source
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import Prompt
@@ -26,8 +27,8 @@ class ToolsConfig(EpisodeConfig):
     max_parallel_calls: int = Field(default=8, ge=1)
     """Largest number of concurrent calls per turn; each further call is answered with an error."""
     tool_timeout_s: float = Field(default=30.0, gt=0)
-    """Time limit of a call, in seconds. The model then reads an error; a running thread cannot be stopped and
-    continues.
+    """Time limit of a call, in seconds, without the wait for a free run of the tool `python`. The model then reads an
+    error; a running thread cannot be stopped and continues.
     """
     max_answer_chars: int = Field(default=8192, ge=1)
     """Largest number of characters of a tool's result that the model reads."""
@@ -66,14 +67,13 @@ class ToolsEpisode:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | None:
         """Generates turns and calls tools until the model answers or no turn is left."""
-        visit = Visit(prompt=prompt, seed=session.seed)
-        opened = [(source, source.open(visit)) for source in self._sources]
-        tools = {tool.spec.name: tool for _, some in opened for tool in some}
-        try:
+        visit, tools = Visit(prompt=prompt, seed=session.seed), dict[str, Tool]()
+        async with AsyncExitStack() as opened:  # closes all sources, also if one cannot be opened or closed
+            for source in self._sources:
+                some = source.open(visit)
+                opened.push_async_callback(_close_tools, source, some)
+                tools |= {tool.spec.name: tool for tool in some}
             return await self._run_turns(prompt, session, tools)
-        finally:
-            for source, some in opened:
-                source.close(some)
 
     async def _run_turns(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
         messages = list(prompt.messages)
@@ -115,13 +115,18 @@ class ToolsEpisode:
             raise ToolError(call.error)
         if call.name not in tools:
             raise ToolError(f"there is no tool {call.name!r}. Tools: {', '.join(tools)}.")
+        tool = tools[call.name]
+        async with tool.place() if isinstance(tool, QueuedTool) else nullcontext():
+            return await self._limit_call(tool.call(call.arguments), call.name)
+
+    async def _limit_call(self, result: Awaitable[object], name: str) -> object:
         try:
             async with asyncio.timeout(self._config.tool_timeout_s) as limit:
-                return await tools[call.name].call(call.arguments)
+                return await result
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ToolError(f"{call.name} took longer than {self._config.tool_timeout_s:g} s.") from None
+            raise ToolError(f"{name} took longer than {self._config.tool_timeout_s:g} s.") from None
 
     def _shorten_text(self, text: str) -> str:
         most, cut = self._config.max_answer_chars, self._config.cut_at
@@ -135,6 +140,11 @@ class ToolsEpisode:
                 return f"{note} ...{text[-most:]}"
             case "middle":
                 return f"{text[: most - most // 2]}... {note} ...{text[len(text) - most // 2 :]}"
+
+
+async def _close_tools(source: ToolSource, tools: Sequence[Tool]) -> None:
+    if (closing := source.close(tools)) is not None:
+        await closing
 
 
 def _make_message(call: ToolCall, text: str) -> Message:

@@ -6,6 +6,7 @@ starts most harnesses, including the default one.
 
 import importlib
 import itertools
+import math
 import os
 import secrets
 import shutil
@@ -77,7 +78,7 @@ class VerifiersTaskEpisode:
             if not episode.ok and (conversation.num_turns == 0 or not any(trace.rewards for trace in traces)):
                 raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
         rewards = [float(trace.reward) for trace in traces]
-        parts = {name: float(value) for trace in traces for name, value in trace.metrics.items() if value is not None}
+        parts = {name: value for trace in traces for name, value in select_numbers(trace.metrics).items()}
         return Outcome(reward=sum(rewards) / len(rewards), parts=parts)
 
     def _find_task(self, environment: Any, prompt: Prompt) -> Any:
@@ -116,6 +117,12 @@ def _client_config(v1: Any, address: SessionAddress) -> Iterator[Any]:
         yield v1.EvalClientConfig(base_url=address.base_url, api_key_var=variable)
     finally:
         del os.environ[variable]
+
+
+def select_numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns the metrics of a package that have a value, as numbers."""
+    numbers = {name: float(value) for name, value in metrics.items() if value is not None}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def _first_error(episode: Any) -> str:

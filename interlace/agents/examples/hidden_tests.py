@@ -4,14 +4,13 @@ The prompt shows one input and its output, such as `12 18>6`; the response is a 
 `math.gcd(*x)`. The expected outputs stay outside of the sandbox.
 """
 
-import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import Field
 
-from interlace.agents.sandbox.client import Sandbox
+from interlace.agents.sandbox.client import LastingSandbox
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt
 from interlace.data.demonstrations import base
@@ -45,8 +44,7 @@ class HiddenTests:
     """Reward function with one sandbox, which starts at its first call."""
 
     def __init__(self) -> None:
-        self._sandbox: Sandbox | None = None
-        self._starting = asyncio.Lock()
+        self._sandbox = LastingSandbox()
         self._verdicts: dict[tuple[str, str], bool] = {}
         """Verdicts by response and task: the tests of a task are the same for all of its rows."""
 
@@ -62,9 +60,6 @@ class HiddenTests:
 
     async def _run_tests(self, response: str, task: str) -> bool:
         expected = "".join(f"{PROGRAMS[task](list(x))!r}\n" for x in HIDDEN_INPUTS)
-        async with self._starting:
-            if self._sandbox is None:
-                self._sandbox = await Sandbox.start()
         code = HARNESS.format(code=response, inputs=list(HIDDEN_INPUTS))
         result = await self._sandbox.run(code, timeout_s=5.0)
         return result.exit_code == 0 and result.stdout == expected

@@ -66,6 +66,11 @@ class Sandbox:
                 ) from error
         return CodeResult(**json.loads(reply))
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the server has ended, so that no code can run any more."""
+        return self._server.poll() is not None
+
     async def _ask(self, request: bytes) -> bytes:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -88,6 +93,35 @@ class Sandbox:
         if self._server.stdout:
             self._server.stdout.close()
         self._server.wait()
+
+
+class LastingSandbox:
+    """A sandbox that starts with the first run of code, and again after its server was killed."""
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        """config: settings of the sandbox; None for the defaults."""
+        self._config = config
+        self._sandbox: Sandbox | None = None
+        self._starting = asyncio.Lock()
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> CodeResult:
+        """Runs code as Sandbox.run() does. Code that ran when the server was killed runs once more."""
+        sandbox = await self._find_sandbox()
+        try:
+            return await sandbox.run(code, timeout_s=timeout_s)
+        except InterlaceError:
+            if not sandbox.has_ended:
+                raise
+        return await (await self._find_sandbox()).run(code, timeout_s=timeout_s)
+
+    async def _find_sandbox(self) -> Sandbox:
+        async with self._starting:
+            if self._sandbox is not None and self._sandbox.has_ended:
+                self._sandbox.close()
+                self._sandbox = None
+            if self._sandbox is None:
+                self._sandbox = await Sandbox.start(self._config)
+            return self._sandbox
 
 
 def _start_server(config: SandboxConfig) -> "tuple[subprocess.Popen[bytes], socket.socket]":

@@ -37,6 +37,8 @@ LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
 LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
+NUM_RETRIES = "X-Stainless-Retry-Count"
+"""Header in which OpenAI's and Anthropic's clients state how often they have sent a request before."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
@@ -179,13 +181,11 @@ class SessionServer:
         conversation = self._sessions.find(_read_key(request))
         if conversation:
             conversation.check_open()
-        content = await request.read()
-        ask, digest = await _on_thread(content, self._read, request.path, content)
+        content, number = await request.read(), _turn_number(request)
+        ask, digest = await _on_thread(content, self._read, request.path, content, number)
         named = request.headers.get("Idempotency-Key")
         retries = conversation.retries if conversation else self._retries
         before = retries.num_retries
-
-        number = _turn_number(request)
 
         async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
@@ -199,7 +199,8 @@ class SessionServer:
 
         if conversation:
             conversation.check_open()
-        with retries.begin_once(named, digest, begin) as asked:
+        is_first = request.headers.get(NUM_RETRIES) == "0"
+        with retries.begin_once(named, digest, begin, is_first=is_first) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:
                 return await stream_response(request, dialect.stream(asked.head, self._codec), asked)
@@ -208,9 +209,9 @@ class SessionServer:
             headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
             return json_response(dialect.write(answer, self._codec), headers=headers)
 
-    def _read(self, path: str, content: bytes) -> tuple[Ask, str]:
+    def _read(self, path: str, content: bytes, number: int | None) -> tuple[Ask, str]:
         """Reads a request and computes its digest."""
-        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content)
+        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content, number)
 
     async def _answer_request(
         self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None

@@ -180,8 +180,13 @@ def make_shown_message(turn: Turn, ask: Ask) -> Message:
         return Message(role="assistant", content=turn.text[content_at:])
     if message.tool_calls:
         message = replace(message, tool_calls=calls_of(message)[: 1 if ask.one_call else None])
-    cuts = [place for stop in ask.stop if (place := message.content.find(stop)) >= 0]
-    return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
+    return cut_before(message, ask.stop)
+
+
+def cut_before(message: Message, stops: Sequence[str]) -> Message:
+    """Returns an answer whose content ends before the first of the stop texts; it then has no calls."""
+    cuts = [place for stop in stops if (place := message.content.find(stop)) >= 0]
+    return replace(message, content=message.content[: min(cuts)], tool_calls=()) if cuts else message
 
 
 def finish_of(turn: Turn) -> str:

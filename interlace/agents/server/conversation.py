@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -12,7 +13,8 @@ from typing import TypeAlias
 
 from interlace.agents.server.ask import Answers, Ask, make_shown_message, merge_params
 from interlace.agents.server.errors import ApiError
-from interlace.core.messages import Message, same_message
+from interlace.agents.shown_messages import ShownMessages
+from interlace.core.messages import Message
 from interlace.rollouts.base import Session, TurnDraft, TurnOptions
 
 _KEPT_ANSWERS = 256
@@ -63,16 +65,22 @@ class Retries:
 
     def __init__(self) -> None:
         self._asked: dict[str, Asked] = {}
+        self._numbers = itertools.count()
         self.num_retries = 0
 
     @contextmanager
-    def begin_once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
+    def begin_once(
+        self, name: str | None, digest: str, begin: Callable[[], Asked], *, is_first: bool = False
+    ) -> Iterator[Asked]:
         """Begins a request, or returns the same request if it was begun before.
 
         name: the client's name of the request. Without a name, a request with the same body in flight is the same
-        request. If the block ends before the answer, the request is withdrawn, unless another client waits for it.
+        request, unless is_first: the client states that it has not sent this request before. If the block ends before
+        the answer, the request is withdrawn, unless another client waits for it.
         """
         key = name or f"body {digest}"
+        if name is None and is_first and key in self._asked:
+            key = f"{key} {next(self._numbers)}"
         asked = self._asked.get(key)
         if asked is None:
             asked = self._asked[key] = begin()
@@ -109,9 +117,9 @@ class Retries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def digest_of(path: str, body: bytes) -> str:
-    """Returns a hash of a request: its route and its body."""
-    return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
+def digest_of(path: str, body: bytes, number: int | None) -> str:
+    """Returns a hash of a request: its route, the number of its turn if the client gave one, and its body."""
+    return hashlib.sha256(f"{path}\0{number}\0".encode() + body).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
@@ -129,14 +137,13 @@ class Conversation:
     ended: bool = False
     retries: Retries = field(default_factory=Retries)
     num_turns: int = 0
-    _shown: list[tuple[Message, Message]] = field(default_factory=list)
-    """Pairs of a message that a client received and the sampled message, if they differ."""
+    _shown: ShownMessages = field(default_factory=ShownMessages)
 
     async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
         """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
-        messages = [self._find_sampled(message) for message in ask.context if isinstance(message, Message)]
+        messages = [self._shown.find_sampled(message) for message in ask.context if isinstance(message, Message)]
         contexts = [each for each in (messages or ask.context, *ask.other_contexts) for _ in range(ask.num_answers)]
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         drawn = [
@@ -166,16 +173,8 @@ class Conversation:
                 task.cancel()
         self.num_turns += len(turns)
         for turn in turns:
-            seen = make_shown_message(turn, ask)
-            if not same_message(seen, turn.message):
-                self._shown.append((seen, turn.message))
+            self._shown.add(make_shown_message(turn, ask), turn.message)
         return replace(head, turns=turns)
-
-    def _find_sampled(self, message: Message) -> Message:
-        """Returns the sampled message, if a client sends back the version of it that it received."""
-        if message.role != "assistant":
-            return message
-        return next((drawn for seen, drawn in reversed(self._shown) if same_message(message, seen)), message)
 
     def check_open(self) -> None:
         """Raises ApiError if the session has ended."""

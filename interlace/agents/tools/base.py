@@ -1,9 +1,10 @@
 """Interfaces of tools and of their sources."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from interlace.core.messages import ToolSpec
 from interlace.core.types import JSON, Prompt
@@ -33,6 +34,15 @@ class Tool(Protocol):
         ...
 
 
+@runtime_checkable
+class QueuedTool(Tool, Protocol):
+    """Tool that makes a limited number of calls at once."""
+
+    def place(self) -> AbstractAsyncContextManager[object]:
+        """Waits for a free place, within which call() runs. The wait does not count for the time limit of the call."""
+        ...
+
+
 class ToolSource(ABC):
     """Source of tools, created once in each process that runs episodes."""
 
@@ -48,5 +58,7 @@ class ToolSource(ABC):
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tools of one episode."""
 
-    def close(self, tools: Sequence[Tool]) -> None:  # noqa: B027 - most sources hold no resources
-        """Releases the resources of an episode's tools."""
+    def close(self, tools: Sequence[Tool]) -> Awaitable[object] | None:
+        """Releases the resources of an episode's tools. An awaitable that it returns is awaited."""
+        del tools  # most sources hold no resources
+        return None

@@ -22,8 +22,9 @@ class FunctionTool:
     else.
     """
 
-    def __init__(self, function: Callable[..., object], signature: Signature) -> None:
-        self._function, self._signature = function, signature
+    def __init__(self, function: Callable[..., object], signature: Signature, owner: object = None) -> None:
+        """owner: object of the episode that the function belongs to, if any."""
+        self._function, self._signature, self.owner = function, signature, owner
 
     @property
     def spec(self) -> ToolSpec:
@@ -41,6 +42,8 @@ class FunctionTool:
 async def on_thread(call: Callable[[], object]) -> object:
     """Runs a call on a separate thread and awaits it. If the await is cancelled, the thread continues: it cannot be
     stopped.
+
+    An awaitable result, such as that of an async function under a decorator that is not async, is awaited here.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
@@ -68,7 +71,8 @@ async def on_thread(call: Callable[[], object]) -> object:
             return
 
     threading.Thread(target=run, name="call", daemon=True).start()
-    return await future
+    found = await future
+    return await found if inspect.isawaitable(found) else found
 
 
 class FunctionSource(ToolSource):
@@ -89,7 +93,7 @@ class StatefulSource(ToolSource):
     """Source of the public methods of a class; each episode gets a separate object.
 
     The class is called with `options`, and with the episode's `prompt` and `seed` if its parameters have these names. A
-    method `close` releases the object and is not a tool.
+    method `close`, which may be async, releases the object and is not a tool.
     """
 
     def __init__(self, cls: type, options: Mapping[str, JSON]) -> None:
@@ -118,17 +122,13 @@ class StatefulSource(ToolSource):
 
     def open(self, visit: Visit) -> Sequence[Tool]:
         made = self._cls(**self._options, **{name: getattr(visit, name) for name in self._given})
-        return tuple(FunctionTool(getattr(made, name), signature) for name, signature in self._signatures.items())
+        return tuple(FunctionTool(getattr(made, name), signature, made) for name, signature in self._signatures.items())
 
-    def close(self, tools: Sequence[Tool]) -> None:
-        owners = {id(owner): owner for owner in map(_find_owner, tools) if owner is not None}
-        for owner in owners.values():
-            if close := getattr(owner, "close", None):
-                close()
-
-
-def _find_owner(tool: Tool) -> object | None:
-    return getattr(tool._function, "__self__", None) if isinstance(tool, FunctionTool) else None
+    def close(self, tools: Sequence[Tool]) -> Awaitable[object] | None:
+        owner = next((tool.owner for tool in tools if isinstance(tool, FunctionTool)), None)
+        close = getattr(owner, "close", None)
+        found = close() if close else None
+        return found if inspect.isawaitable(found) else None
 
 
 def as_function(found: Callable[..., object]) -> Callable[..., object]:

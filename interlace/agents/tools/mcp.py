@@ -66,7 +66,11 @@ class McpSource(ToolSource):
     async def _list_tools(self) -> tuple[ToolSpec, ...]:
         try:
             async with asyncio.timeout(START_WITHIN_S), self.client() as client:
-                listed = (await client.list_tools()).tools
+                page = await client.list_tools()
+                listed = [*page.tools]
+                while page.next_cursor is not None:
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    listed += page.tools
         except UserError:
             raise
         except TimeoutError:

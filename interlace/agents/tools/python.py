@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from interlace.agents.sandbox.client import Sandbox
+from interlace.agents.sandbox.client import LastingSandbox, Sandbox
 from interlace.agents.sandbox.config import SandboxConfig
 from interlace.agents.sandbox.limits import CodeResult
 from interlace.agents.sandbox.probe import SandboxReport
@@ -30,8 +30,9 @@ class PythonSource(ToolSource):
     def __init__(self, options: Mapping[str, JSON]) -> None:
         """Reads the sandbox's settings. Raises UserError for an unknown one."""
         self._config = SandboxConfig.parse(options, where="tool python")
-        self._sandbox: Sandbox | None = None
-        self._starting = asyncio.Lock()
+        self._sandbox = LastingSandbox(self._config)
+        self.places = asyncio.Semaphore(self._config.runs_at_once)
+        """Runs of code that the sandbox has room for: a call waits here, so that it never waits in the sandbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Returns the tool's description. Raises UserError if `sandbox: strict` cannot be kept on this machine."""
@@ -49,9 +50,6 @@ class PythonSource(ToolSource):
 
     async def run(self, code: str) -> CodeResult:
         """Runs code."""
-        async with self._starting:
-            if self._sandbox is None:
-                self._sandbox = await Sandbox.start(self._config)
         return await self._sandbox.run(code)
 
 
@@ -75,6 +73,10 @@ class _PythonTool:
 
     def __init__(self, source: PythonSource) -> None:
         self._source = source
+
+    def place(self) -> asyncio.Semaphore:
+        """Waits for a free run of the sandbox; see QueuedTool."""
+        return self._source.places
 
     async def call(self, arguments: Mapping[str, JSON]) -> str:
         code = arguments.get("code")

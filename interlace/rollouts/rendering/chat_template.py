@@ -118,8 +118,15 @@ class ChatTemplateRenderer:
             ) from None
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Renders a whole conversation; see Renderer."""
-        return self._text.encode(self.text(messages, tools))
+        """Renders a whole conversation; see Renderer. Raises UserError if the template leaves out all tools."""
+        text = self.text(messages, tools)
+        if tools and not any(tool.name in text for tool in tools):
+            names = ", ".join(tool.name for tool in tools)
+            raise UserError(
+                f"the tokenizer's chat template writes no tools, so that the model would not know {names}. Set "
+                "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
+            )
+        return self._text.encode(text)
 
     def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Renders an answer to `messages` as the model would sample it, including its end; see Renderer."""

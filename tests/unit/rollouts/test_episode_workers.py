@@ -45,6 +45,7 @@ def test_samples_are_the_same_to_the_bit_for_any_number_of_workers(num_workers: 
     assert [shown(sample) for sample in here] == [shown(sample) for sample in there] and len(here) == 6
     for sample in (*here, *there):  # the engine kept the first turn's context, and the episode hears so
         assert sample.outcome and sample.outcome.parts["cached"] >= len(sample.prompt.token_ids)
+        assert sample.counts and sample.counts.tool_turns == (0,)  # the turn that the tool followed, not the last one
     own = {sample.outcome.parts["pid"] for sample in here if sample.outcome}
     pids = {sample.outcome.parts["pid"] for sample in there if sample.outcome}
     assert len(own) == 1 and not own & pids and len(pids) <= num_workers

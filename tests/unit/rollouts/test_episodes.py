@@ -159,51 +159,6 @@ def test_a_round_does_not_wait_for_episodes_that_failed(kind: str) -> None:
     assert record.events[TerminalEvent.FAILED] > 0 and len(record.results) == 4
 
 
-async def _no_turn(_prompt: Prompt, _session: Session) -> None:
-    pass
-
-
-async def _text(prompt: Prompt, session: Session) -> float:
-    await session.generate(prompt.token_ids.tolist())
-    return "right"  # type: ignore[return-value]  # on purpose
-
-
-async def _not_finite(prompt: Prompt, session: Session) -> float:
-    await session.generate(prompt.token_ids.tolist())
-    return math.nan
-
-
-async def _no_tokens(_prompt: Prompt, session: Session) -> None:
-    await session.generate([])
-
-
-async def _words(_prompt: Prompt, session: Session) -> None:
-    await session.generate(["a"])  # type: ignore[list-item]  # on purpose
-
-
-async def _same_number(prompt: Prompt, session: Session) -> None:
-    for _ in range(2):
-        await session.generate(prompt.token_ids.tolist(), number=3)
-
-
-@pytest.mark.parametrize(
-    ("run", "reason"),
-    [
-        (_no_turn, "ValueError: the episode ended without a turn"),
-        (_text, "TypeError: the episode returned a str"),
-        (_not_finite, "ValueError: the episode's reward is nan"),
-        (_no_tokens, "UserError: generate() was given a list that is not a list of token ids"),
-        (_words, "UserError: generate() was given a list that is not a list of token ids"),
-        (_same_number, "UserError: turn 3 of episode"),
-    ],
-)
-def test_what_an_episode_does_wrong_is_its_samples_reason(
-    run: Callable[[Prompt, Session], Awaitable[float | None]], reason: str
-) -> None:
-    with pytest.raises(InterlaceError, match=f"the first 12 samples, .*The first failed by {re.escape(reason)}"):
-        simulate(Schedule(), replace(WORK, num_steps=1, refill_rounds=0, episode=Calls(run)))
-
-
 def test_a_wait_that_never_ends_is_named() -> None:
     async def hangs(prompt: Prompt, session: Session) -> None:
         await session.generate(prompt.token_ids.tolist())
@@ -232,7 +187,7 @@ def test_an_episode_over_its_time_fails_alone_and_turns_do_not_count() -> None:
     assert record.events[TerminalEvent.TRAINED] > 0 and record.events[TerminalEvent.FAILED] > 0
     failed = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
     assert failed == {
-        "TimeoutError: the episode was not done within 0.001 s (episode.timeout_s), without the time of its turns"
+        "TimeoutError: the episode was not done within 0.001 s (episode.timeout_s), without its turns and simulators"
     }
 
 

@@ -82,6 +82,49 @@ def sync_graph(model: Any) -> Any:
     return graph.compile()
 
 
+def observes(model: Any) -> Any:
+    """A graph that acts by text."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"], stop=["\nObservation:"])]}
+
+    async def act(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [("user", f"Observation: after {state['messages'][-1].content}")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_sequence([("first", think), ("act", act), ("second", think)])
+    graph.add_edge(START, "first")
+    return graph.compile()
+
+
+def blocks(model: Any) -> Any:
+    """A graph whose coroutine calls the model without await."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_edge(START, "think")
+    return graph.compile()
+
+
+def remembers(model: Any) -> Any:
+    """A graph with a checkpointer."""
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_edge(START, "think")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
 def not_compiled(model: Any) -> Any:
     from langgraph.graph import MessagesState, StateGraph
 
@@ -100,6 +143,16 @@ def test_a_graph_calls_its_tools_and_its_last_message_is_scored() -> None:
     assert [(tool.name, tool.description) for tool in kind.tools()] == [("add", "Adds two numbers.")]
 
 
+def test_a_graph_continues_an_answer_of_which_one_call_could_not_be_read() -> None:
+    """The message came back without the call, so that the next turn began a branch in which the model never made it."""
+    pytest.importorskip("langgraph")
+    unreadable = ToolCall(id="000000002", name="", error="The call is not valid JSON.")
+    answer = Message(role="assistant", content="", tool_calls=(*CALL.tool_calls, unreadable))
+    session = ScriptedSession([answer, TWO])
+    assert play(session, name="langgraph", graph=f"{__name__}:react") == (None, "2")
+    assert session.asked[1][0][1] == answer
+
+
 def test_a_sync_node_asks_from_its_thread_and_the_state_may_hold_the_reward() -> None:
     pytest.importorskip("langgraph")
     session = ScriptedSession([TWO])
@@ -116,6 +169,32 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
         return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
 
     assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_an_answer_of_the_chat_model_ends_before_its_stop_text_and_continues_as_it_was_sampled() -> None:
+    """An agent that stops at `Observation:` read this word twice."""
+    pytest.importorskip("langgraph")
+    sampled = Message(role="assistant", content="Action: add\nObservation:")
+    session = ScriptedSession([sampled, TWO])
+    assert play(session, name="langgraph", graph=f"{__name__}:observes") == (None, "2")
+    assert session.asked[1][0][1:] == [sampled, Message(role="user", content="Observation: after Action: add")]
+
+
+def test_a_coroutine_that_calls_the_model_without_await_is_refused() -> None:
+    """It waited on the thread of the event loop for an answer from this loop, so that the whole run hung."""
+    pytest.importorskip("langgraph")
+    with pytest.raises(UserError, match=r"write await model\.ainvoke"):
+        play(ScriptedSession([TWO]), name="langgraph", graph=f"{__name__}:blocks")
+
+
+def test_a_graph_with_a_checkpointer_begins_each_episode_anew() -> None:
+    """The second evaluation of a row began with the conversation of the first, and its answer."""
+    pytest.importorskip("langgraph")
+    episode = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:remembers"})).create()
+    for _ in range(2):
+        session = ScriptedSession([TWO])
+        asyncio.run(episode.run(ROW, session))
+        assert session.asked[0][0] == [Message(role="user", content="1+1")]
 
 
 def test_a_graph_that_is_not_compiled_is_refused() -> None:
@@ -166,6 +245,8 @@ def test_an_environment_speaks_in_turn_and_rewards_turns() -> None:
     assert play(session, name="environment", environment=f"{__name__}:Guess") == (0.0, "2")
     assert session.asked[0][0] == [Message(role="user", content="guess at level 4")]
     assert [tool.name for tool in session.asked[0][1]] == ["hint"]
+    kind = create_kind(parse_episode({"name": "environment", "environment": f"{__name__}:Guess"}))
+    assert [tool.name for tool in kind.tools()] == ["hint"], "prompts list them, and the chat template must write them"
     assert [message.content for message in session.asked[1][0]] == ["guess at level 4", "1", "no"]
     assert session.asked[2][0] == [1, 1.0]  # the second turn, rewarded
 

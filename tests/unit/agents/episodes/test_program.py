@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import threading
 import time
 import urllib.request
@@ -109,6 +111,35 @@ def test_what_a_command_left_behind_ends_with_it_and_its_output_is_bounded() -> 
     found = outcome(ScriptedSession([]), command=command(code), stdout_bytes=1000)
     assert found.text is not None and len(found.text) <= 1000 and time.monotonic() - start < 10
     _wait_for_the_end(int(found.text.split()[0]))
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_daemon_that_holds_the_output_open_delays_no_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_given_up: bool
+) -> None:
+    """Its sample ran into the time limit of the episode, and after a cancellation it hung for ever."""
+    monkeypatch.setattr("interlace.agents.episodes.program.REST_WITHIN_S", 0.2)
+    place = tmp_path / "pid"
+    code = "import subprocess, time; daemon = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    code += f"print('done', flush=True); open({str(place)!r}, 'w').write(str(daemon.pid)); "
+    code += f"time.sleep({600 * is_given_up})"
+    episode = create_kind(parse_episode({"name": "program", "command": command(code)})).create()
+
+    async def run() -> Outcome | None:
+        task = asyncio.ensure_future(episode.run(ROW, ScriptedSession([])))
+        while not place.exists() or not place.read_text():
+            await asyncio.sleep(0.01)
+        if not is_given_up:
+            return await task
+        task.cancel()
+        await asyncio.wait({task})
+        return None
+
+    try:
+        found = asyncio.run(asyncio.wait_for(run(), 10))
+        assert found is None if is_given_up else found is not None and found.text == "done"
+    finally:
+        os.kill(int(place.read_text()), signal.SIGKILL)
 
 
 def test_a_command_that_is_given_up_is_killed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -53,6 +54,35 @@ def held() -> str:
     """Holds its thread."""
     HELD.wait(30)
     return "late"
+
+
+class Page:
+    """Tools with a connection that is closed asynchronously."""
+
+    closed: ClassVar[list[str]] = []
+
+    def read(self) -> str:
+        """Reads the page."""
+        return "text"
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed.append("page")
+
+
+class Gone:
+    """Tools that cannot be made, and cannot be released."""
+
+    def __init__(self, *, opens: bool = False) -> None:
+        if not opens:
+            raise OSError("the site is gone")
+
+    def look(self) -> str:
+        """Looks."""
+        return ""
+
+    def close(self) -> None:
+        raise OSError("the site is gone")
 
 
 class Scripted:
@@ -183,3 +213,31 @@ def test_an_endless_loop_of_calls_ends_with_the_last_turn() -> None:
 def test_settings_are_checked(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(**settings)
+
+
+def test_an_async_close_of_a_tool_class_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never ran, so each episode left an open connection."""
+    monkeypatch.setattr(Page, "closed", [])
+    played([says(call("read")), says(content="done")], tools=[f"{HERE}:Page"])
+    assert Page.closed == ["page"]
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_tools_are_closed_although_others_cannot_be_opened_or_closed(
+    monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    monkeypatch.setattr(Page, "closed", [])
+    gone = {"name": f"{HERE}:Gone", "options": {"opens": opens}}
+    for tools in ([f"{HERE}:Page", gone], [gone, f"{HERE}:Page"]):
+        with pytest.raises(OSError, match="the site is gone"):
+            played([says(content="done")], tools=tools)
+    assert Page.closed == ["page"] * (2 if opens else 1)
+
+
+def test_waits_for_a_free_run_of_the_sandbox_do_not_count_for_the_limit_of_a_call() -> None:
+    """The model read that its code took too long, although it had not begun."""
+    options = {"sandbox": "available", "runs_at_once": 1}
+    calls = [call("python", number, code="import time; time.sleep(0.6); 1 + 1") for number in range(4)]
+    python = {"name": "python", "options": options}
+    _, session = played([says(*calls), says(content="done")], tools=[python], tool_timeout_s=1.5)
+    assert [message.content for message in session.seen[1][2:]] == ["2"] * 4

@@ -174,24 +174,6 @@ def test_several_answers_are_several_turns() -> None:
     served(session, use)
 
 
-def test_a_retry_is_answered_once_and_recorded_once() -> None:
-    session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
-
-    async def use(client: Client) -> None:
-        both = [asyncio.create_task(client.post("/v1/chat/completions", ASK)) for _ in range(2)]
-        while not session.asked:
-            await asyncio.sleep(0.01)
-        session.go.set()
-        one, other = await asyncio.gather(*both)
-        assert one == other and len(session.asked) == 1
-        named = [await client.post("/v1/chat/completions", ASK, **{"Idempotency-Key": "k"}) for _ in range(2)]
-        assert named[0] == named[1] and len(session.asked) == 2
-        await client.post("/v1/chat/completions", {**ASK, "n": 2}, **{"Idempotency-Key": "k"})
-        assert client.status == 400
-
-    served(session, use)
-
-
 def test_a_client_that_hangs_up_withdraws_its_request() -> None:
     session = ScriptedSession([HELLO], go=asyncio.Event())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,20 @@ from interlace.agents.tools.schema import signature_of
 def look(query: str, top_k: int = 3) -> str:
     """Looks it up."""
     return query * top_k
+
+
+def logged(function: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(function)
+    def call(*arguments: object, **named: object) -> object:
+        return function(*arguments, **named)
+
+    return call
+
+
+@logged
+async def find(query: str) -> str:
+    """Looks it up."""
+    return f"{query}?"
 
 
 class Caller:
@@ -28,3 +43,9 @@ def test_an_object_that_can_be_called_is_a_tool(found: object, name: str, answer
     tool = FunctionTool(function, signature_of(function, function.__name__))
     assert tool.spec.name == name and list(tool.spec.properties) == ["query"]
     assert asyncio.run(tool.call({"query": "a"})) == answer
+
+
+def test_an_async_function_under_a_decorator_that_is_not_async_is_awaited() -> None:
+    """The model read `<coroutine object find at 0x...>` as the result of its call."""
+    tool = FunctionTool(find, signature_of(find, "find"))
+    assert asyncio.run(tool.call({"query": "a"})) == "a?"

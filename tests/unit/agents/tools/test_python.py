@@ -30,6 +30,22 @@ def test_the_model_reads_output_errors_and_how_a_run_was_ended() -> None:
         asyncio.run(tool.call({"source": "1"}))
 
 
+def test_code_runs_after_the_server_was_killed() -> None:
+    """The model read an error for each call until the end of the run."""
+    source = tool_source(ToolConfig(name="python", options=OPTIONS))
+    [tool] = source.open(VISIT)
+
+    async def calls() -> list[object]:
+        before = await tool.call({"code": "1 + 1"})
+        server = source._sandbox._sandbox._server
+        running = asyncio.ensure_future(tool.call({"code": "import time; time.sleep(0.5); 3 + 3"}))
+        await asyncio.sleep(0.2)
+        server.kill()
+        return [before, await running, await tool.call({"code": "2 + 2"})]
+
+    assert asyncio.run(calls()) == ["2", "6", "4"]
+
+
 def test_a_setting_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="tool python: "):
         tool_source(ToolConfig(name="python", options={"sandox": "strict"}))

@@ -234,6 +234,13 @@ def test_an_mcp_server_brings_its_tools_and_keeps_its_state() -> None:
     assert asyncio.run(tools["count"].call({})) == "1", "another loop has a connection, and a server, of its own"
 
 
+def test_all_pages_of_an_mcp_servers_tools_are_read() -> None:
+    """The model had only the tools of the first page."""
+    entry = mcp_entry()
+    names = [spec.name for spec in source({**entry, "mcp": [*entry["mcp"], "pages"]}).specs()]
+    assert names == ["tool_0", "tool_1", "tool_2"]
+
+
 @contextmanager
 def served_over_http() -> Iterator[str]:
     """The address of a server in a process of its own, as it says it on its standard error."""

@@ -3,17 +3,22 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.robots.envs import load
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.rollouts.envs.jobs import SlotChunk, Start
 from interlace.rollouts.envs.spec import SimulatorError
+from interlace.rollouts.session import EpisodeSession, SessionLimits
+from interlace.runtime.clock import LoopClock
+from interlace.runtime.waits import WaitRegistry
 from tests.contract.envs import Walk
 
 WALK = "tests.contract.envs:Walk"
@@ -33,6 +38,22 @@ def with_fleet(use: Callable[[EnvFleet], Awaitable[object]], *, workers: int = 2
             fleet.close()
 
     return asyncio.run(run())
+
+
+class Alone:
+    """Surroundings of sessions without a cluster."""
+
+    def __init__(self) -> None:
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.waits = WaitRegistry(self.clock)
+
+    @asynccontextmanager
+    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:
+        yield
+
+
+async def unasked(request: Request, **_: object) -> Response:
+    raise AssertionError(f"{request.id} asks for a turn")
 
 
 async def walk(fleet: EnvFleet, index: int, size: float = 0.2, num_chunks: int = 4) -> list[SlotChunk]:
@@ -55,6 +76,28 @@ def test_results_do_not_depend_on_the_number_of_processes(workers: int, num_envs
         for one, another in zip(episode, other, strict=True):
             np.testing.assert_array_equal(one.observation["state"], another.observation["state"])
             np.testing.assert_array_equal(one.reward, another.reward)
+
+
+def test_waits_for_a_free_environment_do_not_count_for_the_time_limit_of_an_episode() -> None:
+    """With few environments, the last episodes of a step failed at their limit before they began."""
+    prompt = Prompt(uid="p", token_ids=np.zeros(1, np.int32), text="", answer="")
+
+    async def use(fleet: EnvFleet) -> int:
+        limits = SessionLimits(simulators=fleet, timeout_s=0.2)
+        sample = Sample(key=SampleKey(0, 0), prompt=prompt)
+        session = EpisodeSession(Alone(), unasked, sample, SamplingParams(), limits)
+        session.begin()
+
+        async def wait() -> int:
+            async with session.simulator(Start(task=0, init_state=1)) as env:
+                return int((await env.chunk_step(np.zeros((1, 1), np.float32))).valid.sum())
+
+        async with fleet.episode(Start(task=0, init_state=0)):
+            waiting = asyncio.ensure_future(session.limit_time(wait()))
+            await asyncio.sleep(0.4)
+        return await waiting
+
+    assert with_fleet(use, workers=1, num_envs=1) == 1
 
 
 @pytest.mark.parametrize(

@@ -79,16 +79,17 @@ def split_token(renderer: ChatTemplateRenderer, token: int, rng: random.Random) 
 def converse(renderer: ChatTemplateRenderer, rng: random.Random, count: Count) -> None:
     said = [Message(role="system", content=text(rng))] if rng.random() < 0.5 else []
     said.append(user(rng))
-    ids = renderer.render(said, TOOLS)
+    tools = TOOLS if renderer.proof.has_tools else ()
+    ids = renderer.render(said, tools)
     for _ in range(rng.randrange(1, 5)):
         drawn = sampled(renderer, rng)
-        answer = renderer.parse(drawn, prompt_ids=ids, tools=TOOLS)
+        answer = renderer.parse(drawn, prompt_ids=ids, tools=tools)
         for size in rng.sample(range(len(drawn)), k=min(3, len(drawn))):
-            so_far = renderer.begun(drawn[:size], tools=TOOLS).content.rstrip("\ufffd")
+            so_far = renderer.begun(drawn[:size], tools=tools).content.rstrip("\ufffd")
             assert answer.content.startswith(so_far), "a client would have read what is no part of the answer"
         new = answers(answer, rng) or [user(rng)]
         before = [*ids, *drawn]
-        after = renderer.extend(before, answer, new, TOOLS)
+        after = renderer.extend(before, answer, new, tools)
         said += [answer, *new]
         count.turns += 1
         if after is None:
@@ -98,7 +99,7 @@ def converse(renderer: ChatTemplateRenderer, rng: random.Random, count: Count) -
         assert after[: len(before)] == before, "earlier tokens were touched"
         assert len(after) > len(before)
         try:
-            anew = renderer.render(said, TOOLS)
+            anew = renderer.render(said, tools)
         except UserError:  # such as several calls, which some templates refuse
             anew = []
         count.rendered_anew += anew[: len(before)] != before
@@ -131,11 +132,12 @@ def test_ten_thousand_conversations(name: str) -> None:
 def test_what_is_appended_is_what_the_template_writes(name: str) -> None:
     """Where a model spells as the tokenizer does, and nothing is rewritten, both ways give the same tokens."""
     renderer = renderer_of(name)
+    tools = TOOLS if renderer.proof.has_tools else ()
     said = [Message(role="user", content="What is 12 plus 34?")]
-    ids = renderer.render(said, TOOLS)
-    whole = renderer.render([*said, Message(role="assistant", content="A sum."), said[0]], TOOLS)
+    ids = renderer.render(said, tools)
+    whole = renderer.render([*said, Message(role="assistant", content="A sum."), said[0]], tools)
     drawn = [*renderer._text.encode("A sum."), renderer._text.tags.get(renderer._closing, renderer.stop_token_ids[0])]
-    appended = renderer.extend([*ids, *drawn], Message(role="assistant", content="A sum."), said, TOOLS)
+    appended = renderer.extend([*ids, *drawn], Message(role="assistant", content="A sum."), said, tools)
     if not renderer.proof.user.appends:
         assert appended is None and any("becomes a branch" in note for note in renderer.notes)
         return
@@ -241,7 +243,10 @@ def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
         "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    assert not create_renderer(without, RendererConfig()).proof.has_tools
+    ignorant = create_renderer(without, RendererConfig())
+    assert not ignorant.proof.has_tools
+    with pytest.raises(UserError, match=r"would not know search, now.* Set renderer\.tools=prompt"):
+        ignorant.render([Message(role="user", content="x")], TOOLS)
     renderer = create_renderer(without, RendererConfig(tools="prompt"))
     assert renderer.proof.has_tools and renderer.proof.tool.appends and not renderer.notes
     ids = renderer.render([Message(role="user", content="x")], TOOLS)

@@ -1,0 +1,62 @@
+"""A repeated request is answered once, and different requests with equal bodies are not taken for repeated ones."""
+
+import asyncio
+
+import pytest
+
+from tests.support.scripted_session import ScriptedSession
+from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
+
+
+def test_a_retry_is_answered_once_and_recorded_once() -> None:
+    session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
+
+    async def use(client: Client) -> None:
+        both = [asyncio.create_task(client.post("/v1/chat/completions", ASK)) for _ in range(2)]
+        while not session.asked:
+            await asyncio.sleep(0.01)
+        session.go.set()
+        one, other = await asyncio.gather(*both)
+        assert one == other and len(session.asked) == 1
+        named = [await client.post("/v1/chat/completions", ASK, **{"Idempotency-Key": "k"}) for _ in range(2)]
+        assert named[0] == named[1] and len(session.asked) == 2
+        await client.post("/v1/chat/completions", {**ASK, "n": 2}, **{"Idempotency-Key": "k"})
+        assert client.status == 400
+
+    served(session, use)
+
+
+def test_turns_with_numbers_of_their_own_are_separate_requests_although_their_bodies_are_equal() -> None:
+    """A program that sampled several answers at once got one answer several times."""
+    session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
+
+    async def use(client: Client) -> None:
+        asks = [client.post("/v1/chat/completions", ASK, **{"X-Turn": str(number)}) for number in range(2)]
+        asked = asyncio.gather(*asks)
+        async with asyncio.timeout(15):
+            while len(session.asked) < 2:
+                await asyncio.sleep(0.01)
+        session.go.set()
+        await asked
+        assert sorted(turn.number for turn in session.turns) == [0, 1]
+
+    served(session, use)
+
+
+def test_equal_first_requests_of_openais_client_are_separate_turns() -> None:
+    """An agent that voted over several answers got one answer several times."""
+    openai = pytest.importorskip("openai")
+    session = ScriptedSession([HELLO, HELLO], go=asyncio.Event())
+
+    async def use(client: Client) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key=client.key) as theirs:
+            asked = [theirs.chat.completions.create(model="gpt", messages=ASK["messages"]) for _ in range(2)]
+            both = asyncio.gather(*asked)
+            async with asyncio.timeout(15):
+                while len(session.asked) < 2:
+                    await asyncio.sleep(0.01)
+            session.go.set()
+            await both
+            assert len(session.turns) == 2
+
+    served(session, use)
