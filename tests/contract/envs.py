@@ -18,7 +18,6 @@ from interlace.robots.envs.batch import BatchSettings, BatchSimulator, BatchStep
 from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.spec import ChunkResult, EnvSettings
 from interlace.robots.envs.stepping import SimulatedEnvs
-from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
@@ -45,6 +44,8 @@ _DREAMS = tempfile.TemporaryDirectory()
 @cache
 def dream() -> str:
     """A world model of chunks of two actions, as it is before it has learnt anything."""
+    from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
+
     model = EnsembleModel(EnsembleModelConfig(state_size=3, action_size=2, chunk=2, width=16))
     model.save(Path(_DREAMS.name), np.random.default_rng(0).normal(size=(8, 3)))
     return _DREAMS.name

@@ -12,6 +12,7 @@ import pytest
 
 from interlace.core.errors import RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
+from interlace.run.launch import RANK_MODULES
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local import spawned
@@ -78,7 +79,15 @@ async def launch(
 ) -> WorkerGroup[Any]:
     rule = RevivalRule(budget=RestartBudget(name, per_hour), repeats_calls=repeats)
     return await cluster.launch(
-        WorkerSpec(name=name, factory=worker, worker_class=worker, devices=cluster.devices, num_ranks=2, revival=rule)
+        WorkerSpec(
+            name=name,
+            factory=worker,
+            worker_class=worker,
+            devices=cluster.devices,
+            num_ranks=2,
+            revival=rule,
+            preload=RANK_MODULES,
+        )
     )
 
 

@@ -68,7 +68,7 @@ class SpawnedRank(ProcessRank):
         """Starts the process: from a fork server with the modules, or as a new one if it uses a GPU."""
         # CUDA does not work in a fork if an import of the server has looked for GPUs.
         if preload and not any(device.startswith("cuda") for device in self._context.devices):
-            return rank_servers().start(self.name, serve, arguments, preload)
+            return rank_servers(tuple(preload)).start(self.name, serve, arguments)
         process = spawn_context().Process(target=serve, args=arguments, name=self.name, daemon=True)
         process.start()
         return process

@@ -69,10 +69,14 @@ class LocalProcess:
 
 
 class ForkServers:
-    """The fork server of this process. A server that does not answer is replaced; its processes keep running."""
+    """A fork server of this process. A server that does not answer is replaced; its processes keep running."""
 
-    def __init__(self, *, follows_environment: bool = False) -> None:
-        """follows_environment: True if a start after a change of os.environ uses a new server, which has the change."""
+    def __init__(self, preload: Sequence[str], *, follows_environment: bool = False) -> None:
+        """preload: modules that the server imports for all processes.
+
+        follows_environment: True if a start after a change of os.environ uses a new server, which has the change.
+        """
+        self._preload = [*preload]
         self._follows_environment = follows_environment
         self._environment: dict[str, str] = {}
         """Variables of the server."""
@@ -85,9 +89,7 @@ class ForkServers:
         """True if the server has started a process, so that its modules are imported."""
         return self._server is not None and self._server is self._warm
 
-    def start(
-        self, name: str, target: Callable[..., None], args: tuple[object, ...], preload: Sequence[str]
-    ) -> LocalProcess:
+    def start(self, name: str, target: Callable[..., None], args: tuple[object, ...]) -> LocalProcess:
         """Starts a process that runs target(*args). Blocks until the server answers. Raises OSError or EOFError."""
         kind = multiprocessing.get_context("forkserver").Process
         process = kind(target=target, args=args, name=_NAME_PREFIX + name, daemon=True)
@@ -98,7 +100,7 @@ class ForkServers:
             if self._server is None:
                 self._server, self._environment = forkserver.ForkServer(), {**os.environ}
             server = self._server
-            server.set_forkserver_preload([*preload])
+            server.set_forkserver_preload(self._preload)
             _ensure_running(server)
         popen = _ForkedPopen(process, server)
         self._warm = server
@@ -113,15 +115,19 @@ class ForkServers:
 
 
 @cache
-def fork_servers() -> ForkServers:
-    """Returns the fork server that all parts of this process share."""
-    return ForkServers()
+def fork_servers(preload: tuple[str, ...]) -> ForkServers:
+    """Returns the fork server of processes that need these modules, which all parts of this process share.
+
+    A server imports modules only when it starts. If pools with other modules shared it, each of their processes would
+    import its modules again.
+    """
+    return ForkServers(preload)
 
 
 @cache
-def rank_servers() -> ForkServers:
-    """Returns the fork server of ranks, which has imported what they need, so that a rank starts without imports."""
-    return ForkServers(follows_environment=True)
+def rank_servers(preload: tuple[str, ...]) -> ForkServers:
+    """Returns the fork server of ranks that need these modules, so that a rank starts without imports."""
+    return ForkServers(preload, follows_environment=True)
 
 
 def _ensure_running(server: forkserver.ForkServer) -> None:

@@ -42,7 +42,8 @@ class ProcessStarts:
 
         on_launch: called on a start's thread once take() returns its result.
         """
-        self._name, self._preload, self._place, self._on_launch = name, preload, place, on_launch
+        self._name, self._place, self._on_launch = name, place, on_launch
+        self._servers = fork_servers(preload)
         self._launched: deque[ProcessLaunch] = deque()
         self._launching = threading.Lock()
 
@@ -53,7 +54,7 @@ class ProcessStarts:
 
     def begin(self, target: Callable[..., None], args: tuple[object, ...]) -> Child:
         """Begins the start of a process that runs target(connection, *args)."""
-        within_s = START_S if self.are_local and fork_servers().is_warm else FIRST_START_S
+        within_s = START_S if self.are_local and self._servers.is_warm else FIRST_START_S
         child = Child(start_by_s=time.monotonic() + within_s)
         threading.Thread(
             target=self._launch, args=(child, target, args), name=f"start of {self._name}", daemon=True
@@ -77,7 +78,7 @@ class ProcessStarts:
         """Returns the children that have not started in time. Replaces the fork server if there is one."""
         late = [child for child in children if not child.process and child.start_by_s <= time.monotonic()]
         if late and self.are_local:
-            fork_servers().replace()
+            self._servers.replace()
         return late
 
     def _launch(self, child: Child, target: Callable[..., None], args: tuple[object, ...]) -> None:
@@ -104,7 +105,7 @@ class ProcessStarts:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                return fork_servers().start(name, target, (theirs, *args), self._preload), ours
+                return self._servers.start(name, target, (theirs, *args)), ours
             except BaseException:
                 ours.close()
                 raise

@@ -29,7 +29,6 @@ from interlace.rewards.base import RewardConfig
 from interlace.rewards.given import name_of
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.local.own_thread import OwnThread
-from interlace.runtime.process.launch import fork_servers
 
 FUNCTIONS = "tests.support.reward_functions"
 
@@ -229,7 +228,6 @@ def test_a_worker_is_small_and_has_no_torch() -> None:
     import torch  # this process has it, so a worker that shared its modules would too
 
     assert torch is not None
-    fork_servers().replace()  # an earlier test may have started it with modules of another kind of processes
     with scorer(f"{FUNCTIONS}:process") as made:
         (result,) = scored(made, samples("x"))
     assert result.parts["torch"] == 0.0

@@ -67,8 +67,8 @@ class Greeters(ProcessPool[ProcessJob, ProcessJob]):
 @pytest.fixture
 def stopped_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A warm fork server that was stopped for good."""
-    fork_servers().start("warm", greet, (socket.socket(),), ()).kill()
-    server = fork_servers()._server
+    fork_servers(()).start("warm", greet, (socket.socket(),)).kill()
+    server = fork_servers(())._server
     pid: int = server._forkserver_pid  # type: ignore[union-attr]  # the standard library has no public name for it
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(starts, "START_S", 0.5)
@@ -79,7 +79,7 @@ def stopped_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_stopped_fork_server_is_replaced(stopped_server: int) -> None:
     greeters = Greeters()
     assert greeters.ready.wait(60)
-    assert fork_servers()._server._forkserver_pid != stopped_server  # type: ignore[union-attr]
+    assert fork_servers(())._server._forkserver_pid != stopped_server  # type: ignore[union-attr]
     greeters.close()
     assert not greeters.reasons
 
@@ -93,7 +93,7 @@ def test_processes_can_be_closed_while_the_fork_server_is_stopped(
     start = time.monotonic()
     greeters.close()
     assert time.monotonic() - start < 10
-    fork_servers().replace()
+    fork_servers(()).replace()
 
 
 def test_a_start_that_fails_thrice_fails_the_waiting_jobs_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +152,17 @@ def _call_module() -> None:
     import module_here  # type: ignore[import-not-found]  # the test writes it
 
     module_here.leave()
+
+
+def _send_modules(connection: socket.socket) -> None:
+    connection.sendall(str([name for name in ("colorsys", "wave") if name in sys.modules]).encode())
+
+
+def test_processes_of_each_kind_start_with_their_modules() -> None:
+    """Also if processes of another kind started before."""
+    for module in ("colorsys", "wave"):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process = fork_servers((module,)).start("kind", _send_modules, (theirs,))
+            assert ours.recv(100).decode() == str([module])
+            process.join(60)
