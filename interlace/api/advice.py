@@ -20,6 +20,8 @@ _TASK = re.compile(
     r"task\.(columns|format)\.(\w+)=(\{?\w+(?:\.\w+)*\}?)|task\.files\.(heldout_size)|task\.omit=\[([^\]]+)\]"
 )
 """Settings of the prompts that are arguments of a program."""
+_REWARD = re.compile(r"(?<![\w.])reward=([A-Za-z]\w*(?:[.:]\w+)*)")
+_LITERALS = {"null": "None", "false": "False", "true": "True"}
 _FLAGS = ("overwrite", "resume", "probe", "quiet")
 
 
@@ -51,6 +53,7 @@ def in_any_loop(function: Callable[P, T]) -> Callable[P, T]:
 
 def advise(text: str) -> str:
     """Returns a message with options and prompt settings of the command line as arguments of Python: `resume=True`."""
+    text = _REWARD.sub(r'reward="\1"', text)
     return _TASK.sub(_format_task, _OPTION.sub(_format_argument, text))
 
 
@@ -59,9 +62,13 @@ def _format_task(match: "re.Match[str]") -> str:
     if heldout_size:
         return str(heldout_size)
     if omitted:
-        return f'task={{"omit": [{omitted!r}]}}'
-    written = "None" if value == "null" else repr(value)
+        return f'task={{"omit": [{_quote(omitted)}]}}'
+    written = _LITERALS.get(value) or _quote(value)
     return f'columns={{"{key}": {written}}}' if section == "columns" else f'task={{"format": {{"{key}": {written}}}}}'
+
+
+def _quote(text: str) -> str:
+    return f'"{text}"'
 
 
 def _format_argument(match: "re.Match[str]") -> str:

@@ -88,7 +88,7 @@ class StoredRun:
         return path
 
     def summarize(self, *, was_interrupted: bool) -> dict[str, object]:
-        """Returns the run in a few values for display: steps, reward, held-out accuracy, checkpoint."""
+        """Returns the run in a few values for display: steps, reward, held-out accuracy or loss, checkpoint."""
         if not self.files.has_trained:
             return {"steps": "none yet"}
         rewards = self.data.values("reward/mean")
@@ -96,9 +96,9 @@ class StoredRun:
         found: dict[str, object] = {"steps": f"{len(self.data.rows)} of {self.recipe.steps}{ended}"}
         if rewards:
             found["reward"] = f"{rewards[0]:.3g} -> {rewards[-1]:.3g}"
-        accuracies = self.data.values("eval/accuracy_greedy")
-        if accuracies:
-            found["held-out accuracy"] = " -> ".join(f"{each:.3f}" for each in (accuracies[0], accuracies[-1]))
+        for name, metric in (("held-out accuracy", "eval/accuracy_greedy"), ("held-out loss", "eval/loss")):
+            if values := self.data.values(metric):
+                found[name] = f"{values[0]:.3f} -> {values[-1]:.3f}"
         checkpoint = self.find_checkpoint()
         return {**found, "checkpoint": checkpoint.name if checkpoint else "none"}
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from interlace.api.advice import for_python, outside_of_loops
 from interlace.api.given_run import GivenRun
 from interlace.api.run import TrainedRun
-from interlace.cli.preflight import disable_progress_bars
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
@@ -25,6 +25,7 @@ from interlace.observe.run_start import check_choice
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
+from interlace.run.derived import list_prompt_notices
 from interlace.run.library import ProgramInputs, Reward, Settings, trains_on_rows
 from interlace.run.program_rows import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_settings
@@ -144,7 +145,9 @@ def _open_fresh_run(
 
             recipe, planner = plan_at_start(recipe, console)
             held.callback(planner.close)
-        check_recipe(recipe)
+        derived = check_recipe(recipe)
+    for notice in list_prompt_notices(recipe, derived):
+        say(console, notice)
     return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
 
 

@@ -105,7 +105,7 @@ def _open_fresh_run(
     from interlace.observe.run_folder import RunFolder
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
-    from interlace.run.derived import derive_numbers
+    from interlace.run.derived import derive_numbers, list_prompt_notices
     from interlace.run.recipe.check_settings import check_new_run
     from interlace.run.recipe.load import load_recipe
 
@@ -123,17 +123,8 @@ def _open_fresh_run(
     derived = check_recipe(settings)
     folder = open_run(ROOT, target.name, Path(spec).stem, overwrite=target.overwrite, held=held)
     console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
-    if derived.num_dropped_prompts:
-        say(
-            console,
-            f"{derived.num_dropped_prompts} prompts have more than task.max_prompt_tokens tokens and were dropped.",
-        )
-    if settings.prompts_per_step > derived.num_train_prompts:
-        say(
-            console,
-            f"prompts_per_step={settings.prompts_per_step}, and there are {derived.num_train_prompts} prompts to train "
-            f"on: a step uses each about {settings.prompts_per_step / derived.num_train_prompts:.1f} times.",
-        )
+    for notice in list_prompt_notices(settings, derived):
+        say(console, notice)
     return settings, folder, planner
 
 

@@ -90,7 +90,7 @@ def render_chat(
                 **cast(dict[str, Any], variables or {}),
             )
     except (TemplateError, TypeError, ValueError, ArithmeticError, MemoryError, RecursionError, LookupError) as error:
-        raise ChatTemplateError(f"{str(error)[:500] or type(error).__name__}") from error
+        raise ChatTemplateError(str(error)[:500].rstrip(".") or type(error).__name__) from error
     return str(text)
 
 

@@ -17,6 +17,17 @@ def derive_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
     return [*_list_counts(recipe, derived), *_list_memory(derived)]
 
 
+def list_prompt_notices(recipe: "Recipe", derived: "Derived") -> Iterator[str]:
+    """Returns the sentences on prompts that a run does not train on, or uses more than once in a step."""
+    if derived.num_dropped_prompts:
+        yield f"{derived.num_dropped_prompts} prompts have more than task.max_prompt_tokens tokens and were dropped."
+    if recipe.prompts_per_step > derived.num_train_prompts:
+        yield (
+            f"prompts_per_step={recipe.prompts_per_step}, and there are {derived.num_train_prompts} prompts to train "
+            f"on: a step uses each about {recipe.prompts_per_step / derived.num_train_prompts:.1f} times."
+        )
+
+
 def _list_counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     prompts, samples = recipe.prompts_per_step, recipe.samples_per_prompt
     longest = f"{derived.max_prompt_tokens} + {recipe.sampling.max_new_tokens} tokens a sample"

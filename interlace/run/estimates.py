@@ -26,6 +26,10 @@ class Estimate(Config):
     """Upper end of the interval."""
     num_prompts: int = Field(ge=1)
 
+    def __str__(self) -> str:
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.3f} - {self.high:.3f})"
+        return f"{self.value:.3f}{interval}"
+
 
 def pass_at_k(num_samples: int, num_right: NDArray[np.int_], k: int) -> NDArray[np.float64]:
     """Estimates for each prompt the probability that one of k samples is right, without bias: [prompts].

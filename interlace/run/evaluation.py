@@ -29,6 +29,19 @@ class Evaluation(Config):
     failure: str = ""
     """Reason of the first scoring failure."""
 
+    def __repr__(self) -> str:
+        """Returns one line for each accuracy, with its 95 % interval if there is one."""
+        lines = [f"Held-out accuracy of {self.num_prompts} prompts, with 95 % intervals"]
+        for name, found in self.estimates.items():
+            lines += [f"  {f'{name}, ' if name else ''}{kind}: {each}" for kind, each in found.items()]
+        if not self.estimates:
+            lines = [f"Held-out accuracy of {self.num_prompts} prompts", f"  greedy: {self.greedy_accuracy:.3f}"]
+            lines += [] if self.sampled_accuracy is None else [f"  sampled: {self.sampled_accuracy:.3f}"]
+        return "\n".join([*lines, *([f"  {self.warning}"] if self.warning else [])])
+
+    def __str__(self) -> str:
+        return repr(self)
+
     @property
     def warning(self) -> str:
         """Returns a sentence that limits the meaning of the accuracy; empty if all answers were scored."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from interlace.core.types import JSON
 from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.run_folder import RunFolder
+from interlace.rewards.base import GIVEN, reward_names
 from interlace.run.recipe.config import Recipe, list_algorithms
 
 TAG = "interlace"
@@ -61,10 +62,14 @@ def _list_settings(recipe: Recipe) -> list[tuple[str, str]]:
     found.append(("optimizer.lr", f"{recipe.optimizer.lr:g}"))
     found.append(("schedule", recipe.schedule.preset))
     if recipe.reward is not None:
-        found.append(("reward", recipe.reward.name))
+        found.append(("reward", ", ".join(dict.fromkeys(map(_name_reward, reward_names(recipe.reward))))))
     if recipe.actor.lora is not None:
         found.append(("actor.lora.rank", str(recipe.actor.lora.rank)))
     return found
+
+
+def _name_reward(name: str) -> str:
+    return "a function of the program" if name.startswith(GIVEN) else name
 
 
 def _list_evaluations(run: RunFolder, step: int) -> list[tuple[str, str, str]]:

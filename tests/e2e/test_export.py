@@ -62,6 +62,7 @@ def test_a_folder_in_bfloat16_with_a_card(run: interlace.TrainedRun, tmp_path: P
     ]  # fmt: skip
     card = (target / "README.md").read_text()
     assert "library_name: transformers" in card and "| eval/accuracy_greedy | " in card
+    assert "| reward | a function of the program |" in card
     assert "the checkpoint of step 2, in bfloat16" in card and "base_model" not in card
     with pytest.raises(UserError, match=r"exists already. Replace it \(overwrite=True\)"):
         run.export(target)

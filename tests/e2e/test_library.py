@@ -60,6 +60,18 @@ def test_a_run_that_a_signal_stopped_is_interrupted(tmp_path: Path) -> None:
     assert not interlace.load_run("run", folder=tmp_path).was_interrupted
 
 
+def test_dropped_prompts_and_steps_of_repeated_prompts_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*ROWS, {"prompt": "x" * 60, "answer": "0"}]
+    task = {"max_prompt_tokens": 50, "overlong": "drop"}
+    arguments = {**TINY, "prompts_per_step": 2 * len(rows), "steps": 1}
+    interlace.train(model="tiny:micro", data=rows, reward=size, folder=tmp_path, task=task, **arguments)
+    shown = capsys.readouterr().out
+    assert "1 prompts have more than task.max_prompt_tokens tokens and were dropped." in shown
+    assert f"and there are {len(ROWS)} prompts to train on: a step uses each about" in shown
+
+
 def test_in_a_notebook_where_a_loop_runs_already(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from interlace.core.errors import UserError
 from interlace.engines.cpu.compiled import KernelsUnavailable
 from interlace.engines.cpu.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.cpu.int8 import refuse_eight_bits
@@ -85,7 +86,7 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     """Prepares a model. If its attention cannot be routed, the plain fallback serves it, which the report states."""
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
-    expected = reference_logits(model, prompts)
+    expected = _compute_expected(model, prompts)
     reachable = min(config.longest, STORES[config.engine.kv].longest_in(config.engine.kv_tokens))
     probes = build_length_probes(model, reachable)
     notes: list[str] = []
@@ -106,6 +107,17 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
         fault = notes.pop()
     restore_attention(model, original)
     return _serve_plain(model, config, _Expected(prompts, expected, probes), fault)
+
+
+def _compute_expected(model: PreTrainedModel, prompts: list[list[int]]) -> list[Tensor]:
+    """Computes the logits of each prompt with the unchanged model. Raises UserError if its forward pass fails."""
+    try:
+        return reference_logits(model, prompts)
+    except MODEL_ERRORS as error:
+        raise UserError(
+            f"{type(model).__name__} cannot generate: its forward pass in transformers fails ({type(error).__name__}: "
+            f"{error}). Give a causal language model that transformers runs."
+        ) from error
 
 
 def _serve_routed(

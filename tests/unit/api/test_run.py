@@ -76,3 +76,12 @@ def test_a_value_of_a_sweep_is_the_same_in_its_recipe(value: Any) -> None:
 def test_a_value_of_a_sweep_that_is_no_setting_is_refused() -> None:
     with pytest.raises(UserError, match="is a type, and a value of a sweep is text"):
         sweep("sft", {"algorithm": ["sft", object]})  # type: ignore[list-item]  # a mistake
+
+
+def test_a_run_on_given_rows_shows_its_held_out_loss(tmp_path: Path) -> None:
+    run = RunFolder(path=tmp_path / "run")
+    run.path.mkdir()
+    run.write_config(load_recipe("sft"))
+    run.metrics.write_text('{"step": 1, "actor/loss": 5.0}\n')
+    run.evaluations.write_text('{"step": 0, "eval/loss": 5.5}\n{"step": 1, "eval/loss": 2.25}\n')
+    assert "held-out loss: 5.500 -> 2.250" in str(TrainedRun(folder=run.path))

@@ -27,7 +27,8 @@ def test_the_project_trains_and_its_reward_can_be_tried(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(folder)
     assert "digits" in (folder / "README.md").read_text() and "{{" not in (folder / "README.md").read_text()
     tried = subprocess.run([sys.executable, "my_reward.py"], capture_output=True, text=True, check=True)
-    assert "'9': {'right': 1.0" in tried.stdout
+    assert "'9': {'right': 1.0, 'brief': 0.0}" in tried.stdout
+    assert "pypi.org" not in (folder / "README.md").read_text(), "no release exists there"
     call("train", "recipe.yaml", "steps=2", "warmup.steps=4", "eval_every=0", "cluster.devices=cpu:2")
     rows = [json.loads(line) for line in (folder / "runs/recipe/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all({"reward/right", "reward/brief"} <= set(row) for row in rows)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.run.estimates import bootstrap_interval, estimate, pass_at_k, wilson_interval
+from interlace.run.estimates import Estimate, bootstrap_interval, estimate, pass_at_k, wilson_interval
+from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.sections import EvaluationConfig
 
 
@@ -63,3 +64,22 @@ def test_settings() -> None:
         EvaluationConfig.parse({"pass_at": [8, 1], "samples_per_prompt": 4})
     with pytest.raises(UserError, match="it must be 1 or more"):
         EvaluationConfig.parse({"pass_at": [0]})
+
+
+def test_an_evaluation_is_printed_as_its_accuracies() -> None:
+    found = {"greedy": Estimate(value=0.5, low=0.15, high=0.85, num_prompts=4)}
+    whole = Evaluation(
+        num_prompts=4, greedy_accuracy=0.5, sampled_accuracy=0.25, answers=(), estimates={"": found, "hard": found},
+        num_failed=1, failure="a time limit",
+    )  # fmt: skip
+    assert (
+        str(whole)
+        == repr(whole)
+        == (
+            "Held-out accuracy of 4 prompts, with 95 % intervals\n  greedy: 0.500 (0.150 - 0.850)\n"
+            "  hard, greedy: 0.500 (0.150 - 0.850)\n"
+            "  1 answers count as wrong since scoring them failed, the first by a time limit"
+        )
+    )
+    plain = Evaluation(num_prompts=4, greedy_accuracy=0.5, sampled_accuracy=0.25, answers=())
+    assert str(plain) == "Held-out accuracy of 4 prompts\n  greedy: 0.500\n  sampled: 0.250"

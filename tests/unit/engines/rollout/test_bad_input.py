@@ -121,3 +121,10 @@ def test_a_model_without_its_engine_says_so(make_model: ModelMaker) -> None:
 
     with pytest.raises(RuntimeError, match="no rollout engine owns it"):
         copy.deepcopy(model)(torch.tensor([[1, 2]]))
+
+
+def test_a_model_whose_forward_fails_is_refused_at_load(make_model: ModelMaker) -> None:
+    model = make_model()
+    model.lm_head.register_forward_hook(lambda module, args, logits: {}["chunk"])
+    with pytest.raises(UserError, match=r"cannot generate: .*KeyError"):
+        NativeEngine(model)
