@@ -73,8 +73,8 @@ def check_identity(path: Path, found: CheckpointIdentity | None, wanted: RunIden
     else:
         return
     raise UserError(
-        f"{path} {wrong}, so this run cannot resume from it. Move it out of the run's folder to resume from an "
-        f"earlier checkpoint, or start a new run from its weights: model={path}."
+        f"{path} {wrong}, so it is no checkpoint of this run. Move it out of the run's folder to use an earlier "
+        f"checkpoint, or start a new run from its weights: model={path}."
     )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from interlace.core.errors import UserError, nearest
 from interlace.observe.best import EVALUATION, BestConfig, read_best
 from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.manifest import read_identity
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import RunIdentity, check_identity, read_run_id
 
 NEWEST, BEST = "newest", "best"
 """Choices of a checkpoint, in addition to the number of a step."""
@@ -72,10 +74,19 @@ class BestKeeper:
 
 
 def choose_checkpoint(run: RunFolder, best: BestConfig | None, choice: str | int) -> Path:
-    """Returns a checkpoint of a run: the newest whole one, the best one, or the one of a step. Raises UserError.
+    """Returns a checkpoint of a run: the newest whole one, the best one, or the one of a step.
 
-    best: the run's section `best`. choice: `newest`, `best` or a step.
+    best: the run's section `best`. choice: `newest`, `best` or a step. Raises UserError if there is no such checkpoint,
+    or if it is of another run or step.
     """
+    path = _find_checkpoint(run, best, choice)
+    run_id, found = read_run_id(run.path), read_identity(path)
+    if run_id and found:
+        check_identity(path, found, RunIdentity(run=run_id, model=found.model))
+    return path
+
+
+def _find_checkpoint(run: RunFolder, best: BestConfig | None, choice: str | int) -> Path:
     checkpoints = Checkpoints(run.checkpoints, keep=1)
     if str(choice) == NEWEST:
         return _find_newest(run, checkpoints)
