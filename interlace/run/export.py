@@ -113,21 +113,20 @@ class _Export:
 
     def write_adapter(self, folder: Path) -> None:
         """Writes the adapter, the tokenizer, and the base model if it is not on the hub."""
-        import peft
         from safetensors.torch import load_file, save_file
 
         from interlace.engines.train.export import ADAPTER_FOLDER
-        from interlace.engines.train.lora import WEIGHTS_FILE
+        from interlace.engines.train.lora import SETTINGS_FILE, WEIGHTS_FILE
 
         source = self.checkpoint / ADAPTER_FOLDER
-        settings = peft.LoraConfig.from_pretrained(str(source))
-        settings.base_model_name_or_path = base = portable_name(self.recipe.model)
+        named = base = portable_name(self.recipe.model)
         if not _is_on_hub(self.recipe):
-            settings.base_model_name_or_path, base = BASE_FOLDER, f"FOLDER/{BASE_FOLDER}"
+            named, base = BASE_FOLDER, f"FOLDER/{BASE_FOLDER}"
             self._save_model(_base_model(self.run, self.recipe), folder / BASE_FOLDER, is_classifier=False)
         weights = _cast_weights(load_file(source / WEIGHTS_FILE), self.options.dtype)
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        settings.save_pretrained(str(folder))
+        settings = json.loads((source / SETTINGS_FILE).read_text(encoding="utf-8")) | {"base_model_name_or_path": named}
+        (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         load_tokenizer(self.recipe.model.stored_in(self.checkpoint)).save_pretrained(folder)
         kind, options = "AutoModelForCausalLM", 'dtype="auto"'
         if self.is_classifier:

@@ -82,7 +82,7 @@ def test_the_most_probable_tokens_of_a_teacher_are_measured(tmp_path: Path) -> N
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
-    check(measured(tmp_path, "cluster=ray"))
+    check(measured(tmp_path, "cluster.backend=ray", "cluster.devices=cpu:1"))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ NAME = "default"
 """Name of the adapter: peft's default."""
 PREFIX = "base_model.model."
 """Prefix of each name in an adapter's file, because there the adapter belongs to peft's wrapper around the model."""
-WEIGHTS_FILE = "adapter_model.safetensors"
+WEIGHTS_FILE, SETTINGS_FILE = "adapter_model.safetensors", "adapter_config.json"
 BASE = ".base_layer"
 """Infix between a layer's name and `weight` for the frozen weight of a layer with an adapter."""
 
