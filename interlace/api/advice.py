@@ -53,7 +53,7 @@ def in_any_loop(function: Callable[P, T]) -> Callable[P, T]:
 
 def advise(text: str) -> str:
     """Returns a message with options and prompt settings of the command line as arguments of Python: `resume=True`."""
-    text = _REWARD.sub(r'reward="\1"', text)
+    text = _REWARD.sub(lambda match: f"reward={_LITERALS.get(match[1]) or _quote(match[1])}", text)
     return _TASK.sub(_format_task, _OPTION.sub(_format_argument, text))
 
 

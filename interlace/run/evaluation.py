@@ -31,7 +31,8 @@ class Evaluation(Config):
 
     def __repr__(self) -> str:
         """Returns one line for each accuracy, with its 95 % interval if there is one."""
-        lines = [f"Held-out accuracy of {self.num_prompts} prompts, with 95 % intervals"]
+        has_intervals = any(each.low is not None for found in self.estimates.values() for each in found.values())
+        lines = [f"Held-out accuracy of {self.num_prompts} prompts{', with 95 % intervals' if has_intervals else ''}"]
         for name, found in self.estimates.items():
             lines += [f"  {f'{name}, ' if name else ''}{kind}: {each}" for kind, each in found.items()]
         if not self.estimates:

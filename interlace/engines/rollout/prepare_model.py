@@ -113,6 +113,8 @@ def _compute_expected(model: PreTrainedModel, prompts: list[list[int]]) -> list[
     """Computes the logits of each prompt with the unchanged model. Raises UserError if its forward pass fails."""
     try:
         return reference_logits(model, prompts)
+    except torch.OutOfMemoryError:
+        raise
     except MODEL_ERRORS as error:
         raise UserError(
             f"{type(model).__name__} cannot generate: its forward pass in transformers fails ({type(error).__name__}: "

@@ -65,13 +65,14 @@ def apply_liger(model: PreTrainedModel, device: torch.device) -> None:
             f"actor.liger=true: Liger has no kernels for {kind!r} models. It has them for "
             f"{', '.join(MODEL_TYPE_TO_APPLY_LIGER_FN)}."
         )
-    # Liger also replaces the classes in the module of the architecture, from which other models are built later.
-    code = vars(sys.modules[type(model).__module__])
-    kept = dict(code)
+    # Liger also replaces classes and functions in the modules of the architecture, which other models use.
+    classes = {base for layer in model.modules() for base in type(layer).__mro__}
+    kept = {name: dict(vars(sys.modules[name])) for name in {each.__module__ for each in classes}}
     try:
         _apply_liger_kernel_to_instance(model=model, rope=False, cross_entropy=False, fused_linear_cross_entropy=False)
     finally:
-        code.update(kept)
+        for name, names in kept.items():
+            vars(sys.modules[name]).update(names)
 
 
 def check_liger(device: torch.device) -> None:

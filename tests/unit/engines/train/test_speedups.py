@@ -67,6 +67,7 @@ def test_liger_replaces_the_layers_of_one_model_alone() -> None:
     other, code = tiny_model(), sys.modules[type(tiny_model()).__module__]
     before = dict(vars(code))
     actor = tiny_model()
+    actor.__class__ = type("OwnModel", (type(actor),), {"__module__": __name__})
     apply_liger(actor, torch.device("cuda"))
     assert vars(code) == before
     layers = [type(model.model.layers[0].mlp).forward for model in (other, tiny_model())]
