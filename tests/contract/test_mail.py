@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from interlace.core.errors import RemoteError
-from interlace.run.launch import RANK_MODULES
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.mail import FolderDirectory, Mailbox
@@ -48,9 +47,7 @@ class Pen(Worker):
 
 async def launch(cluster: Cluster, name: str, ranks: int = 1) -> WorkerGroup[Any]:
     devices = cluster.devices[:ranks]
-    return await cluster.launch(
-        WorkerSpec(name=name, factory=Pen, worker_class=Pen, devices=devices, num_ranks=ranks, preload=RANK_MODULES)
-    )
+    return await cluster.launch(WorkerSpec(name=name, factory=Pen, worker_class=Pen, devices=devices, num_ranks=ranks))
 
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])

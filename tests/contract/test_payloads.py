@@ -17,7 +17,6 @@ from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.rollouts.base import Episode, Session
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
-from interlace.run.launch import RANK_MODULES
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.worker import WorkerContext, operation
@@ -56,12 +55,7 @@ class Apart(OneEngine):
 
     async def pool(self, cluster: Cluster, num_samples: int) -> EnginePool:
         spec = WorkerSpec(
-            name="rollout/0",
-            factory=make_rollout,
-            worker_class=ApartRollout,
-            devices=cluster.devices[:1],
-            may_die=True,
-            preload=RANK_MODULES,
+            name="rollout/0", factory=make_rollout, worker_class=ApartRollout, devices=cluster.devices[:1], may_die=True
         )
         group = await cluster.launch(spec)
         pool = EnginePool(
@@ -100,7 +94,7 @@ def test_contents_stay_in_shared_memory(
         readers = await cluster.launch(
             WorkerSpec(
                 name="reader", factory=Reader, worker_class=Reader, devices=cluster.devices[:2], num_ranks=2,
-                may_die=True, preload=RANK_MODULES,
+                may_die=True,
             )
         )  # fmt: skip
         engine = Apart()
@@ -131,10 +125,9 @@ def test_values_that_a_worker_keeps_are_read_where_they_are_used(kind: str, requ
         ranks = 1 if kind == "sim" else 2
         learner = await cluster.launch(
             WorkerSpec(
-                name="learner", factory=Learner, worker_class=Learner, devices=cluster.devices[:ranks], num_ranks=ranks,
-                preload=RANK_MODULES,
+                name="learner", factory=Learner, worker_class=Learner, devices=cluster.devices[:ranks], num_ranks=ranks
             )
-        )  # fmt: skip
+        )
         channel = Channel[int, Picture]("pictures", Picture, cluster.waits)
         cursor = channel.subscribe("learner", ("content",))
         for number in range(4):

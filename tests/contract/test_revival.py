@@ -12,7 +12,6 @@ import pytest
 
 from interlace.core.errors import RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
-from interlace.run.launch import RANK_MODULES
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local import spawned
@@ -79,15 +78,7 @@ async def launch(
 ) -> WorkerGroup[Any]:
     rule = RevivalRule(budget=RestartBudget(name, per_hour), repeats_calls=repeats)
     return await cluster.launch(
-        WorkerSpec(
-            name=name,
-            factory=worker,
-            worker_class=worker,
-            devices=cluster.devices,
-            num_ranks=2,
-            revival=rule,
-            preload=RANK_MODULES,
-        )
+        WorkerSpec(name=name, factory=worker, worker_class=worker, devices=cluster.devices, num_ranks=2, revival=rule)
     )
 
 

@@ -1,7 +1,10 @@
 """A callback changes the weights of a mixture's sources. A killed run resumes to the same draws and weights."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +12,7 @@ import pytest
 
 import interlace
 from interlace.run.callbacks import StepInfo
-from tests.support.programs import run_program
-from tests.support.training import equal_weights, final_weights, metrics, samples
+from tests.support.training import REPOSITORY, equal_weights, final_weights, metrics, samples
 
 PROGRAM = """
 import os, signal, sys
@@ -52,7 +54,9 @@ def change(step: StepInfo) -> None:
 
 def run_killed(folder: Path, schedule: str) -> None:
     """Trains in a process that kills itself after step 5."""
-    done = run_program(["-c", PROGRAM, schedule], cwd=folder)
+    command = [sys.executable, "-c", PROGRAM, schedule]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

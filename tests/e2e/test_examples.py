@@ -4,6 +4,8 @@ import ast
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +19,14 @@ from interlace.run.recipe.load import load_recipe
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import Worker, operation
-from tests.support.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("places", [("all", "all"), ("0-50%", "50-100%")], ids=["in turns", "side by side"])
 def test_proposer_and_judge_both_learn(places: tuple[str, str]) -> None:
-    result = run_program([str(EXAMPLES / "proposer_judge.py"), *places], timeout=120)
+    command = [sys.executable, str(EXAMPLES / "proposer_judge.py"), *places]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     found = re.findall(r"step \d+: ([\d.]+) right at a mean gap of ([\d.]+)", result.stdout)
     shares, gaps = [float(share) for share, _ in found], [float(gap) for _, gap in found]
@@ -34,7 +36,8 @@ def test_proposer_and_judge_both_learn(places: tuple[str, str]) -> None:
 
 
 def test_pictures_go_straight_from_worker_to_worker() -> None:
-    result = run_program([str(EXAMPLES / "straight_through.py")], timeout=120)
+    command = [sys.executable, str(EXAMPLES / "straight_through.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.stdout == "mean grey 9.5 of 20 pictures\n", result.stderr
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,23 +15,24 @@ from typer.testing import CliRunner
 from interlace.cli.main import app
 from interlace.run.chaos.processes import role_processes
 from tests.support.processes import all_gone, handles
-from tests.support.programs import COMMAND, Program
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples, shared_cache
 
 STEPS = ["steps=12", "checkpoint_every=2"]
 
 
-def start(root: Path, name: str, *options: str, command: str = "train") -> Program:
-    return Program(
-        [*COMMAND, command, "quickstart", "--name", name, *options, *SMALL, shared_cache(), *STEPS],
+def start(root: Path, name: str, *options: str, command: str = "train") -> subprocess.Popen[str]:
+    program = [sys.executable, "-c", "from interlace.cli.main import app; app()", command, "quickstart", "--name", name]
+    return subprocess.Popen(
+        [*program, *options, *SMALL, shared_cache(), *STEPS],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
 
 
-def finish(process: Program) -> None:
+def finish(process: subprocess.Popen[str]) -> None:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
 

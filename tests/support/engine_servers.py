@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,6 @@ from aiohttp import web
 
 from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import free_port
-from tests.support.programs import COMMAND, Program
 
 KEY_ENV, KEY = "INTERLACE_TEST_KEY", "a key for tests"
 START_S = 120.0
@@ -26,10 +26,12 @@ START_S = 120.0
 def serve(model: str, log: Path, *settings: str, seed: int = 0) -> Iterator[str]:
     """Runs `interlace serve` in a process, and yields its address."""
     port = free_port()
-    command = [*COMMAND, "serve", model, "--port", str(port)]
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "serve", model, "--port", str(port)]
     command += [f"seed={seed}", "cluster.devices=cpu:1", "cluster.threads_per_worker=1", *settings]
     with log.open("wb") as out:
-        process = Program(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "INTERLACE_ADMIN_KEY": KEY})
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "INTERLACE_ADMIN_KEY": KEY}
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + START_S

@@ -1,7 +1,10 @@
 """Real training runs at toy size, through the same entry point as the command line."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +21,6 @@ from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
 from interlace.run.session import TrainReport
 from interlace.run.train import train
-from tests.support.programs import COMMAND, Program
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = (
@@ -110,8 +112,12 @@ def killed_command(root: Path, overrides: Sequence[str], *, limit_s: float) -> I
     Yields its process. limit_s: time limit of the training, in seconds.
     """
     given = [*SMALL, shared_cache(), *overrides, "steps=400"]
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
     with (root / "run.log").open("wb") as log:
-        process = Program([*COMMAND, "train", "quickstart", "--name", "x", *given], cwd=root, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, "train", "quickstart", "--name", "x", *given],
+            cwd=root, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
     deadline_s = time.monotonic() + limit_s
     while not (root / "runs/x/checkpoints/step_2").exists():
         assert process.poll() is None and time.monotonic() < deadline_s, (root / "run.log").read_text()
