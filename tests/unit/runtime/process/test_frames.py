@@ -41,12 +41,14 @@ def test_a_large_array_is_not_copied_into_the_message() -> None:
 
 
 @given(
-    st.sampled_from([np.bool_, np.int32, np.float32, np.float64, np.str_, np.timedelta64]),
+    st.sampled_from([np.bool_, np.int32, np.float32, np.float64, np.str_, np.timedelta64, np.dtype([("at", "m8[s]")])]),
     st.integers(0, 9),
     st.integers(1, 3),
     st.booleans(),
 )
-def test_an_array_arrives_as_it_was(kind: type[np.generic], size: int, stride: int, writable: bool) -> None:
+def test_an_array_arrives_as_it_was(
+    kind: type[np.generic] | np.dtype[np.void], size: int, stride: int, writable: bool
+) -> None:
     sent = np.arange(size * stride).astype(kind)[::stride]
     sent.flags.writeable = writable
     stream, assembler = b"".join(bytes(part) for part in encode(Reply(number=1, value=[sent, sent]))), Assembler()
