@@ -56,7 +56,7 @@ def test_a_resumed_run_is_equal(whole: Path) -> None:
 
 
 def test_an_expert_takes_over_when_the_policy_strays(whole: Path) -> None:
-    run(whole, "takes-over", ["episode.expert.takes_over_above=0.3", "steps=3"])
+    run(whole, "takes-over", ["episode.expert.takes_over_above=0.3"])
     lines = metrics(whole, "takes-over")
     assert lines[0]["env/taken_over"] > 0.3 and lines[0]["env/success"] > 0.5
     assert lines[-1]["env/taken_over"] < lines[0]["env/taken_over"]
