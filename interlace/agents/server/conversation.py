@@ -86,7 +86,8 @@ class Retries:
             asked = self._asked[key] = begin()
             self._forget_old()
         elif asked.digest != digest:
-            raise ApiError(400, f"Idempotency-Key {key!r} was given with another body before.", code="idempotency_key")
+            what = f"Idempotency-Key {key!r} was given with another body, X-Turn or route before."
+            raise ApiError(400, what, code="idempotency_key")
         else:
             self.num_retries += 1
         asked.num_waiting += 1
