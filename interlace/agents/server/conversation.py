@@ -144,7 +144,7 @@ class Conversation:
         """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
-        messages = [self._shown.find_sampled(message) for message in ask.context if isinstance(message, Message)]
+        messages = self._shown.find_sampled([each for each in ask.context if isinstance(each, Message)])
         contexts = [each for each in (messages or ask.context, *ask.other_contexts) for _ in range(ask.num_answers)]
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         drawn = [

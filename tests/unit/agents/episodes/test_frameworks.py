@@ -98,6 +98,19 @@ def observes(model: Any) -> Any:
     return graph.compile()
 
 
+def insists(model: Any) -> Any:
+    """A graph that asks three times."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"]), ("user", "again")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_sequence([("first", think), ("second", think), ("third", think)])
+    graph.add_edge(START, "first")
+    return graph.compile()
+
+
 def blocks(model: Any) -> Any:
     """A graph whose coroutine calls the model without await."""
     from langgraph.graph import START, MessagesState, StateGraph
@@ -151,6 +164,18 @@ def test_a_graph_continues_an_answer_of_which_one_call_could_not_be_read() -> No
     session = ScriptedSession([answer, TWO])
     assert play(session, name="langgraph", graph=f"{__name__}:react") == (None, "2")
     assert session.asked[1][0][1] == answer
+
+
+def test_answers_that_look_the_same_to_a_graph_keep_their_order() -> None:
+    """The first of two answers with an unreadable call came back as the second one, so that each turn was a branch."""
+    pytest.importorskip("langgraph")
+    answers = [
+        Message(role="assistant", content="", tool_calls=(ToolCall(id=f"00000000{place}", name=name, error="no JSON"),))
+        for place, name in enumerate(["add", "sum"])
+    ]
+    session = ScriptedSession([*answers, TWO])
+    play(session, name="langgraph", graph=f"{__name__}:insists")
+    assert [message for message in session.asked[2][0] if message.role == "assistant"] == answers
 
 
 def test_a_sync_node_asks_from_its_thread_and_the_state_may_hold_the_reward() -> None:
