@@ -222,6 +222,30 @@ def test_a_graph_with_a_checkpointer_begins_each_episode_anew() -> None:
         assert session.asked[0][0] == [Message(role="user", content="1+1")]
 
 
+def test_threads_of_a_graph_have_repeatable_ids_and_leave_nothing_in_its_checkpointer() -> None:
+    """Each episode stayed in memory, and a graph that derived a seed from its thread was not repeatable."""
+    pytest.importorskip("langgraph")
+    episode: Any = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:remembers"})).create()
+    storage = episode._graph.checkpointer.storage
+
+    async def run_two() -> set[str]:
+        sessions = [ScriptedSession([TWO], go=asyncio.Event()) for _ in range(2)]
+        async with asyncio.TaskGroup() as group:
+            for session in sessions:
+                group.create_task(episode.run(ROW, session))
+            async with asyncio.timeout(15):
+                while len(storage) < 2:
+                    await asyncio.sleep(0.01)
+            threads = {str(thread) for thread in storage}
+            for session in sessions:
+                session.go.set()
+        return threads
+
+    for _ in range(2):
+        assert asyncio.run(run_two()) == {"sums/3#7#0", "sums/3#7#1"}
+        assert not storage
+
+
 def test_a_graph_that_is_not_compiled_is_refused() -> None:
     pytest.importorskip("langgraph")
     with pytest.raises(UserError, match=r"has no `ainvoke`\. Call its compile\(\)"):
