@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from interlace.agents.episodes.verifiers_tasks import select_numbers
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome, Turn
 from interlace.rollouts.config import create_kind, parse_episode
+from interlace.rollouts.generate import outcome_of
 from tests.support.scripted_session import ScriptedSession
 
 ROW = Prompt(
@@ -334,6 +336,12 @@ def test_environments_that_cannot_work_are_refused() -> None:
         parse_episode({"name": "environment"})
     with pytest.raises(ValueError, match="no new message for the model"):
         play(Rewarded([TWO]), name="environment", environment=f"{__name__}:EndlessSilence")
+
+
+def test_metrics_of_verifiers_may_have_the_names_of_metrics_of_all_rewards() -> None:
+    """Each sample failed with the advice to rename the metric, which belongs to another package."""
+    parts = select_numbers({"mean": 2.0, "num_turns": 1.0, "max": None})
+    assert outcome_of(Outcome(reward=1.0, parts=parts)).parts == {"metric_mean": 2.0, "num_turns": 1.0}
 
 
 def test_a_version_of_verifiers_without_a_known_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
