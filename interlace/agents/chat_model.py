@@ -93,7 +93,7 @@ class PolicyChatModel(BaseChatModel):
         params = client.session.params
         if stop:
             params = params.model_copy(update={"stop": (*params.stop, *stop)})
-        given = [client.shown.find_sampled(_read_message(each)) for each in convert_to_openai_messages(messages)]
+        given = client.shown.find_sampled([_read_message(each) for each in convert_to_openai_messages(messages)])
         turn = await client.session.generate(given, tools=kwargs.get("tools", ()), params=params)
         message = cut_before(turn.message, stop or ())
         client.shown.add(replace(message, tool_calls=calls_of(message)), turn.message)

@@ -1,5 +1,7 @@
 """Answers that a client received in another form than the model sampled them."""
 
+from collections.abc import Sequence
+
 from interlace.core.messages import Message, same_message
 
 
@@ -14,8 +16,16 @@ class ShownMessages:
         if not same_message(shown, sampled):
             self._pairs.append((shown, sampled))
 
-    def find_sampled(self, message: Message) -> Message:
-        """Returns the sampled message, if a client sends back the version of it that it received."""
-        if message.role != "assistant":
-            return message
-        return next((sampled for shown, sampled in reversed(self._pairs) if same_message(message, shown)), message)
+    def find_sampled(self, messages: Sequence[Message]) -> list[Message]:
+        """Returns a conversation with the sampled messages, if a client sends back the versions that it received.
+
+        Messages that look the same to the client are the newest of these answers, in the order of their sampling.
+        """
+        found, left = list(messages), list(self._pairs)
+        for place in reversed(range(len(found))):
+            if found[place].role == "assistant":
+                newest_first = reversed(range(len(left)))
+                at = next((at for at in newest_first if same_message(found[place], left[at][0])), None)
+                if at is not None:
+                    _, found[place] = left.pop(at)
+        return found

@@ -202,8 +202,9 @@ def sample_failure(error: Exception) -> SampleFailure:
 def outcome_of(returned: object) -> Outcome:
     """Converts the result of an episode to an Outcome with plain numbers, and text that every file accepts.
 
-    Raises TypeError unless it is a number, an Outcome or None, and its text is text; ValueError if a reward or a part
-    of it is no finite float32 number; UserError for a part with the name of a metric of all rewards.
+    Raises TypeError unless it is a number, an Outcome or None, and its text and the names of its parts are text;
+    ValueError if a reward or a part of it is no finite float32 number; UserError for a part with the name of a metric
+    of all rewards.
     """
     if returned is None:
         return Outcome()
@@ -213,6 +214,8 @@ def outcome_of(returned: object) -> Outcome:
                 f"the episode returned a {type(returned).__name__}; it returns a number, an Outcome or None"
             )
         return Outcome(reward=read_reward(returned, "the episode's reward"))
+    if wrong := [name for name in returned.parts if not isinstance(name, str)]:
+        raise TypeError(f"the name of the episode's part {wrong[0]!r} is a {type(wrong[0]).__name__}, not a text")
     if taken := [name for name in TAKEN if name in returned.parts]:
         raise UserError(f"the episode returned a part {taken[0]!r}, and metrics have another of that name: rename it")
     if returned.text is not None and not isinstance(returned.text, str):

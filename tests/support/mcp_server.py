@@ -36,12 +36,12 @@ def broken() -> str:
 
 
 async def serve_pages() -> None:
-    """Serves three tools, each on a page of its own."""
+    """Serves three tools, each on a page of its own. The cursor of the last page is empty, as some servers send it."""
 
     async def list_page(_context: Any, params: Any) -> ListToolsResult:
         place = int(params.cursor or 0) if params else 0
         tool = Tool(name=f"tool_{place}", input_schema={"type": "object", "properties": {}})
-        return ListToolsResult(tools=[tool], next_cursor=str(place + 1) if place < 2 else None)
+        return ListToolsResult(tools=[tool], next_cursor=str(place + 1) if place < 2 else "")
 
     paged: Server[Any] = Server("pages", on_list_tools=list_page)
     async with stdio_server() as (reads, writes):

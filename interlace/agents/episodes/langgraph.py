@@ -1,7 +1,7 @@
 """Episode with a graph of LangGraph whose chat model is the policy. Needs interlace[langgraph]."""
 
 import asyncio
-import uuid
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,13 +58,15 @@ class GraphEpisode:
     def __init__(self, config: LangGraphConfig) -> None:
         self._config = config
         _, self._graph = _make_graph(config.graph)
+        self._threads: set[str] = set()
+        """Ids of threads that run, or that could not be deleted."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs the graph to its end."""
         from interlace.agents.chat_model import CLIENT, ModelClient
 
-        # A checkpointer continues the conversation of an id that it knows, for example of an earlier evaluation.
-        thread = f"{prompt.uid}#{session.seed}#{uuid.uuid4().hex}"
+        thread = self._choose_thread(f"{prompt.uid}#{session.seed}")
+        await self._delete_thread(thread)  # a killed run may have left one in a database
         token = CLIENT.set(ModelClient(session=session, loop=asyncio.get_running_loop()))
         try:
             state = await self._graph.ainvoke(
@@ -77,7 +79,28 @@ class GraphEpisode:
             )
         finally:
             CLIENT.reset(token)
+            if await self._delete_thread(thread):
+                self._threads.remove(thread)
         return _make_outcome(state)
+
+    def _choose_thread(self, key: str) -> str:
+        """Returns the first free id of a key: a checkpointer continues the conversation of an id that it has.
+
+        The id is not random, so that graphs which derive a seed from it are repeatable.
+        """
+        thread = next(f"{key}#{place}" for place in itertools.count() if f"{key}#{place}" not in self._threads)
+        self._threads.add(thread)
+        return thread
+
+    async def _delete_thread(self, thread: str) -> bool:
+        """Deletes the conversation of an episode. Returns whether the graph has a checkpointer that can delete it."""
+        delete = getattr(getattr(self._graph, "checkpointer", None), "adelete_thread", None)
+        try:
+            if delete:
+                await delete(thread)
+        except NotImplementedError:  # of the base class of checkpointers
+            return False
+        return delete is not None
 
 
 def _make_graph(spec: str) -> "tuple[PolicyChatModel, Any]":

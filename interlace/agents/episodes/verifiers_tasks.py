@@ -21,6 +21,7 @@ from interlace.agents.server.host import SessionHost
 from interlace.core.errors import UserError
 from interlace.core.messages import to_mapping
 from interlace.core.types import Prompt
+from interlace.rewards.results import TAKEN
 from interlace.rollouts.base import Outcome, Session
 
 INDEX = "idx"
@@ -120,8 +121,15 @@ def _client_config(v1: Any, address: SessionAddress) -> Iterator[Any]:
 
 
 def select_numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns the metrics of a package that have a value, as numbers."""
-    numbers = {name: float(value) for name, value in metrics.items() if value is not None}
+    """Returns the metrics of a package that have a value, as numbers.
+
+    One whose name no part of a reward may have, such as `mean`, is named `metric_mean`: its user cannot rename it.
+    """
+    numbers = {
+        f"metric_{name}" if name in TAKEN else name: float(value)
+        for name, value in metrics.items()
+        if value is not None
+    }
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 

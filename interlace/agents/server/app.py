@@ -199,7 +199,7 @@ class SessionServer:
 
         if conversation:
             conversation.check_open()
-        is_first = request.headers.get(NUM_RETRIES) == "0"
+        is_first = number is None and request.headers.get(NUM_RETRIES) == "0"
         with retries.begin_once(named, digest, begin, is_first=is_first) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:

@@ -86,7 +86,8 @@ class Retries:
             asked = self._asked[key] = begin()
             self._forget_old()
         elif asked.digest != digest:
-            raise ApiError(400, f"Idempotency-Key {key!r} was given with another body before.", code="idempotency_key")
+            what = f"Idempotency-Key {key!r} was given with another body, X-Turn or route before."
+            raise ApiError(400, what, code="idempotency_key")
         else:
             self.num_retries += 1
         asked.num_waiting += 1
@@ -143,7 +144,7 @@ class Conversation:
         """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
-        messages = [self._shown.find_sampled(message) for message in ask.context if isinstance(message, Message)]
+        messages = self._shown.find_sampled([each for each in ask.context if isinstance(each, Message)])
         contexts = [each for each in (messages or ask.context, *ask.other_contexts) for _ in range(ask.num_answers)]
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         drawn = [

@@ -68,7 +68,7 @@ class McpSource(ToolSource):
             async with asyncio.timeout(START_WITHIN_S), self.client() as client:
                 page = await client.list_tools()
                 listed = [*page.tools]
-                while page.next_cursor is not None:
+                while page.next_cursor:  # some servers end with an empty one
                     page = await client.list_tools(cursor=page.next_cursor)
                     listed += page.tools
         except UserError:

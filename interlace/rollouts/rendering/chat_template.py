@@ -120,13 +120,21 @@ class ChatTemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Renders a whole conversation; see Renderer. Raises UserError if the template leaves out all tools."""
         text = self.text(messages, tools)
-        if tools and not any(tool.name in text for tool in tools):
+        if tools and not self._writes_tools(text, messages, tools):
             names = ", ".join(tool.name for tool in tools)
             raise UserError(
                 f"the tokenizer's chat template writes no tools, so that the model would not know {names}. Set "
                 "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
             )
         return self._text.encode(text)
+
+    def _writes_tools(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+        """Returns whether a rendered text has names of tools that do not come from its messages."""
+        try:
+            without = self.text(messages, ())
+        except UserError:
+            without = ""
+        return any(text.count(tool.name) > without.count(tool.name) for tool in tools)
 
     def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Renders an answer to `messages` as the model would sample it, including its end; see Renderer."""

@@ -65,6 +65,7 @@ async def _same_number(prompt: Prompt, session: Session) -> None:
         (_returns(Outcome(reward=3e38)), "ValueError: the sum of the episode's rewards is 6e+38, not a finite number"),
         (_returns(Outcome(reward=1.0, parts={"found": None})), "ValueError: the episode's part 'found' is None"),
         (_returns(Outcome(reward=1.0, parts={"mean": 2.0})), "UserError: the episode returned a part 'mean'"),
+        (_returns(Outcome(parts={5: 2.0})), "TypeError: the name of the episode's part 5 is a int, not a text"),  # type: ignore[dict-item]
         (_returns(Outcome(text=5)), "TypeError: the text of the episode's Outcome is a int"),  # type: ignore[arg-type]
         (_raises_half, "ValueError: a\\ud83d"),
         (_no_tokens, "UserError: generate() was given a list that is not a list of token ids"),

@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from interlace.agents.episodes.verifiers_tasks import select_numbers
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome, Turn
 from interlace.rollouts.config import create_kind, parse_episode
+from interlace.rollouts.generate import outcome_of
 from tests.support.scripted_session import ScriptedSession
 
 ROW = Prompt(
@@ -98,6 +100,19 @@ def observes(model: Any) -> Any:
     return graph.compile()
 
 
+def insists(model: Any) -> Any:
+    """A graph that asks three times."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"]), ("user", "again")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_sequence([("first", think), ("second", think), ("third", think)])
+    graph.add_edge(START, "first")
+    return graph.compile()
+
+
 def blocks(model: Any) -> Any:
     """A graph whose coroutine calls the model without await."""
     from langgraph.graph import START, MessagesState, StateGraph
@@ -153,6 +168,18 @@ def test_a_graph_continues_an_answer_of_which_one_call_could_not_be_read() -> No
     assert session.asked[1][0][1] == answer
 
 
+def test_answers_that_look_the_same_to_a_graph_keep_their_order() -> None:
+    """The first of two answers with an unreadable call came back as the second one, so that each turn was a branch."""
+    pytest.importorskip("langgraph")
+    answers = [
+        Message(role="assistant", content="", tool_calls=(ToolCall(id=f"00000000{place}", name=name, error="no JSON"),))
+        for place, name in enumerate(["add", "sum"])
+    ]
+    session = ScriptedSession([*answers, TWO])
+    play(session, name="langgraph", graph=f"{__name__}:insists")
+    assert [message for message in session.asked[2][0] if message.role == "assistant"] == answers
+
+
 def test_a_sync_node_asks_from_its_thread_and_the_state_may_hold_the_reward() -> None:
     pytest.importorskip("langgraph")
     session = ScriptedSession([TWO])
@@ -195,6 +222,30 @@ def test_a_graph_with_a_checkpointer_begins_each_episode_anew() -> None:
         session = ScriptedSession([TWO])
         asyncio.run(episode.run(ROW, session))
         assert session.asked[0][0] == [Message(role="user", content="1+1")]
+
+
+def test_threads_of_a_graph_have_repeatable_ids_and_leave_nothing_in_its_checkpointer() -> None:
+    """Each episode stayed in memory, and a graph that derived a seed from its thread was not repeatable."""
+    pytest.importorskip("langgraph")
+    episode: Any = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:remembers"})).create()
+    storage = episode._graph.checkpointer.storage
+
+    async def run_two() -> set[str]:
+        sessions = [ScriptedSession([TWO], go=asyncio.Event()) for _ in range(2)]
+        async with asyncio.TaskGroup() as group:
+            for session in sessions:
+                group.create_task(episode.run(ROW, session))
+            async with asyncio.timeout(15):
+                while len(storage) < 2:
+                    await asyncio.sleep(0.01)
+            threads = {str(thread) for thread in storage}
+            for session in sessions:
+                session.go.set()
+        return threads
+
+    for _ in range(2):
+        assert asyncio.run(run_two()) == {"sums/3#7#0", "sums/3#7#1"}
+        assert not storage
 
 
 def test_a_graph_that_is_not_compiled_is_refused() -> None:
@@ -285,6 +336,12 @@ def test_environments_that_cannot_work_are_refused() -> None:
         parse_episode({"name": "environment"})
     with pytest.raises(ValueError, match="no new message for the model"):
         play(Rewarded([TWO]), name="environment", environment=f"{__name__}:EndlessSilence")
+
+
+def test_metrics_of_verifiers_may_have_the_names_of_metrics_of_all_rewards() -> None:
+    """Each sample failed with the advice to rename the metric, which belongs to another package."""
+    parts = select_numbers({"mean": 2.0, "num_turns": 1.0, "max": None})
+    assert outcome_of(Outcome(reward=1.0, parts=parts)).parts == {"metric_mean": 2.0, "num_turns": 1.0}
 
 
 def test_a_version_of_verifiers_without_a_known_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

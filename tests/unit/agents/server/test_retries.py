@@ -20,8 +20,9 @@ def test_a_retry_is_answered_once_and_recorded_once() -> None:
         assert one == other and len(session.asked) == 1
         named = [await client.post("/v1/chat/completions", ASK, **{"Idempotency-Key": "k"}) for _ in range(2)]
         assert named[0] == named[1] and len(session.asked) == 2
-        await client.post("/v1/chat/completions", {**ASK, "n": 2}, **{"Idempotency-Key": "k"})
-        assert client.status == 400
+        for ask, more in (({**ASK, "n": 2}, {}), (ASK, {"X-Turn": "7"})):
+            refused = await client.post("/v1/chat/completions", ask, **{"Idempotency-Key": "k", **more})
+            assert client.status == 400 and "another body, X-Turn or route" in refused["error"]["message"]
 
     served(session, use)
 
@@ -39,6 +40,23 @@ def test_turns_with_numbers_of_their_own_are_separate_requests_although_their_bo
         session.go.set()
         await asked
         assert sorted(turn.number for turn in session.turns) == [0, 1]
+
+    served(session, use)
+
+
+def test_a_repeated_turn_is_one_request_although_its_client_counts_no_retry() -> None:
+    """A program that repeats a request by itself, with a new call of OpenAI's client, recorded the turn twice."""
+    session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
+    headers = {"X-Turn": "0", "X-Stainless-Retry-Count": "0"}
+
+    async def use(client: Client) -> None:
+        both = [asyncio.create_task(client.post("/v1/chat/completions", ASK, **headers)) for _ in range(2)]
+        async with asyncio.timeout(15):
+            while len(session.asked) + client.conversation.retries.num_retries < 2:
+                await asyncio.sleep(0.01)
+        session.go.set()
+        one, other = await asyncio.gather(*both)
+        assert one == other and len(session.turns) == 1
 
     served(session, use)
 

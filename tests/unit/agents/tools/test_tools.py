@@ -235,7 +235,7 @@ def test_an_mcp_server_brings_its_tools_and_keeps_its_state() -> None:
 
 
 def test_all_pages_of_an_mcp_servers_tools_are_read() -> None:
-    """The model had only the tools of the first page."""
+    """The model had only those of the first page, and an empty cursor of the last page began with the first again."""
     entry = mcp_entry()
     names = [spec.name for spec in source({**entry, "mcp": [*entry["mcp"], "pages"]}).specs()]
     assert names == ["tool_0", "tool_1", "tool_2"]

@@ -246,7 +246,7 @@ def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
     ignorant = create_renderer(without, RendererConfig())
     assert not ignorant.proof.has_tools
     with pytest.raises(UserError, match=r"would not know search, now.* Set renderer\.tools=prompt"):
-        ignorant.render([Message(role="user", content="x")], TOOLS)
+        ignorant.render([Message(role="user", content="What do you know about research?")], TOOLS)
     renderer = create_renderer(without, RendererConfig(tools="prompt"))
     assert renderer.proof.has_tools and renderer.proof.tool.appends and not renderer.notes
     ids = renderer.render([Message(role="user", content="x")], TOOLS)
