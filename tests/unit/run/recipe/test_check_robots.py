@@ -145,6 +145,11 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
     warmup = f"warmup={{steps: 2, experts: {{episodes: 1, dataset: {wide}}}}}"
     assert "warmup.experts.dataset=" in refuse(whole, warmup)
     assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
+    few = ("replay.capacity=3", "episode.max_turns=200", "algorithm.start_turns=")
+    assert "replay.capacity to 4 or more, or algorithm.start_turns to 600 or less" in refuse(
+        whole, *few[:2], f"{few[2]}601"
+    )
+    check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}", *few[:2], f"{few[2]}600"]))
     check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))
     reach = ["episode.env.settings.reward=dense", "episode.reward=return"]
     four = load_recipe("robot-sac-reach", [f"replay.demonstrations={write('four', 4, done=True)}", *reach])
