@@ -49,6 +49,10 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             (robot(), "model.robot.head=gaussian", "algorithm=prime", "samples_per_prompt=2"),
             r"'prime' trains a process reward model .* model.robot.head=tokens",
         ),
+        (
+            (robot(), "model.robot.state_tokens=20", "sampling.max_new_tokens=2", "rollout.max_tokens=16"),
+            r"has 24 tokens with its observation, and with the 2 tokens .* is 26; .*max_tokens=16 .* to 32 or more",
+        ),
         (("model={path: tiny:micro, robot: null}",), r"needs a policy that answers in action tokens"),
         ((robot(), "task.starts.instructions=[' ']"), r"an instruction is empty"),
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
