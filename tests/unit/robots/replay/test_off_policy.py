@@ -125,7 +125,7 @@ def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
     assert found["off_policy/critic_loss"] == 2 and found["off_policy/policy_loss"] == 5
 
 
-def test_fractions_of_updates_add_up_over_the_steps(tmp_path: Path) -> None:
+def test_a_fraction_of_an_update_is_the_probability_of_one_more(tmp_path: Path) -> None:
     replay = Replay(ReplayConfig(), tmp_path, seed=0)
     replay.add([sample(1, 8, cut_off=True)])
     settings = SACSettings(start_turns=1, turns_per_update=4, updates_per_turn=0.1)
