@@ -30,7 +30,8 @@ class ReplayedSettings(AlgorithmConfig):
     turns_per_update: int = Field(default=256, ge=1)
     """Transitions of an update."""
     updates_per_turn: float = Field(default=1.0, gt=0)
-    """Updates for each turn that was added to the replay."""
+    """Updates for each turn that was added to the replay. A fraction of an update at a step's end is the probability of
+    one more."""
     start_turns: int = Field(default=256, ge=1)
     """Turns in the replay before the first update."""
     offline_updates: int = Field(default=0, ge=0)

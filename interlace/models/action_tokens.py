@@ -107,6 +107,14 @@ class ActionTokens:
         """Converts the simulator's actions [K, A] to the numbers of a numeric head, clipped to -1 ... 1."""
         return np.clip(2 * self._compute_shares(actions) - 1, -1, 1).astype(np.float32)
 
+    def scale_bounds(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Converts bounds [A] of the simulator's actions to the numbers of a chunk, not clipped.
+
+        Returns the smallest and the largest numbers, [K x A] each. An embodiment may invert an action.
+        """
+        ends = 2 * self._compute_shares(np.stack([low, high])) - 1
+        return np.tile(ends.min(0), self.chunk).astype(np.float32), np.tile(ends.max(0), self.chunk).astype(np.float32)
+
     def _compute_shares(self, actions: NDArray[np.generic]) -> NDArray[np.float64]:
         """Returns the relative positions of the simulator's actions within the ranges, 0 to 1."""
         given = np.asarray(actions, np.float64)

@@ -69,8 +69,7 @@ def _read_bounds(recipe: Recipe) -> tuple[FloatArray, FloatArray]:
     actions = policy_actions(policy_actions_of(recipe))
     assert isinstance(recipe.episode, RobotConfig)  # checked before the run
     spec = read_spec(recipe.episode.env).action
-    low, high = (2 * (ends - actions.low) / (actions.high - actions.low) - 1 for ends in (spec.low, spec.high))
-    return np.tile(low, actions.chunk), np.tile(high, actions.chunk)
+    return actions.scale_bounds(spec.low, spec.high)
 
 
 def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> TransitionBatch:

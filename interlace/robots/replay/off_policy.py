@@ -176,11 +176,6 @@ class OffPolicy:
         self.table.follow(replay, self.convert)
         size = len(self.table)
         metrics: Metrics = {"replay/transitions": size}
-        if size < self.settings.start_turns and replay.counts().evicted:
-            raise UserError(
-                f"algorithm.start_turns={self.settings.start_turns}, and the replay's {len(replay)} episodes have "
-                f"{size} turns, so that no update is ever made. Set replay.capacity higher, or start_turns lower."
-            )
         count = self._count_updates(step, num_turns)
         if size < self.settings.start_turns or self.context_ids is None or not count:
             return metrics

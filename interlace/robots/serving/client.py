@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from interlace.core.errors import InterlaceError, UserError, first_line
 from interlace.core.types import FloatArray
 from interlace.robots.serving.schema import (
+    CONTINUES,
     DELAY,
     INTERVENTION,
     KIND,
@@ -70,6 +71,8 @@ class PolicyClient:
         self._thread.start()
         self._turn = asyncio.Lock()
         """Held from a request to its answer: answers have the order of the requests."""
+        self._recording = asyncio.Lock()
+        """Held from the first part of an intervention to its last: the server joins parts that follow each other."""
         try:
             self.schema: PolicySchema = self._start(self._connect()).result()
         except BaseException:
@@ -115,19 +118,34 @@ class PolicyClient:
     def record(self, given: Intervention) -> int:
         """Sends the actions of a human. Returns the number of recorded episodes. Raises RequestError.
 
-        Actions whose observations are too large for one message are sent, and recorded, as several episodes.
+        An intervention that is too large for one message is sent in parts, which the server joins.
         """
+        return self._start(self._send_parts(self._list_parts(given))).result()
+
+    def _list_parts(self, given: Intervention) -> list[Message]:
+        """Returns the messages of an intervention. Raises RequestError if one tick is too large for a message."""
         arrays = {name: given.observations[name] for name in self.schema.observation if name in given.observations}
         message: dict[str, Value] = {KIND: INTERVENTION, "actions": given.actions, PROMPT: given.prompt, **arrays}
         ended = None if given.terminated is None else bool(given.terminated[-1])
         optional: dict[str, Value] = {"rewards": given.rewards, "terminated": ended, "success": given.success}
         message |= {name: value for name, value in optional.items() if value is not None}
-        count = len(given.actions)
-        if count > 1 and len(pack(message)) > self.schema.max_message_bytes:
-            self.record(given.cut(0, count // 2))
-            return self.record(given.cut(count // 2, count))
-        answer = self._start(self._request(message)).result()
-        return int(np.asarray(answer["episodes"]))
+        if given.continues:  # servers of earlier versions refuse the key
+            message[CONTINUES] = True
+        count, size = len(given.actions), len(pack(message))
+        if size <= self.schema.max_message_bytes:
+            return [message]
+        if count == 1:
+            raise RequestError(
+                f"one action of the intervention and its observation have {size} bytes, and the server takes "
+                f"{self.schema.max_message_bytes}. Send smaller pictures."
+            )
+        middle = count // 2
+        return [*self._list_parts(given.cut(0, middle)), *self._list_parts(given.cut(middle, count))]
+
+    async def _send_parts(self, parts: list[Message]) -> int:
+        async with self._recording:
+            answers = [await self._request(part) for part in parts]
+        return int(np.asarray(answers[-1]["episodes"]))
 
     def close(self) -> None:
         """Closes the connection. Later calls have no effect."""

@@ -1,6 +1,7 @@
 """Schema of a served policy, and the requests that fit it. K = actions of a chunk, A = numbers of an action."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 ANY = -1
 """Size of an axis that may have any length."""
 KIND, PROMPT, PREFIX, DELAY, SEED, LAST = "kind", "prompt", "prefix", "delay", "seed", "last_action"
+CONTINUES = "continues"
 """Keys of a request besides the arrays of an observation."""
 ACT, INTERVENTION = "act", "intervention"
 """Kinds of requests."""
@@ -126,18 +128,42 @@ class Intervention:
     """[T] True at the action with which the task ended; None if it is unknown."""
     success: bool | None = None
     """True if the task was solved; None if it is unknown."""
+    continues: bool = False
+    """True if the next intervention of the same connection continues this one."""
 
     def cut(self, begin: int, end: int) -> "Intervention":
-        """Returns the actions of some ticks. Only those with the last tick can have solved the task."""
+        """Returns the part of some ticks; join_parts() is the inverse."""
         part = slice(begin, end)
-        return Intervention(
+        return replace(
+            self,
             observations={name: array[part] for name, array in self.observations.items()},
             actions=self.actions[part],
-            prompt=self.prompt,
             rewards=None if self.rewards is None else self.rewards[part],
             terminated=None if self.terminated is None else self.terminated[part],
-            success=None if self.success is None else self.success and end == len(self.actions),
+            continues=self.continues or end < len(self.actions),
         )
+
+
+def join_parts(parts: Sequence[Intervention]) -> Intervention:
+    """Joins the parts of an intervention. Its success is the last part's.
+
+    Raises RequestError if the parts have several prompts, or only some of them have rewards or ends.
+    """
+    last = parts[-1]
+    rewards = [part.rewards for part in parts if part.rewards is not None]
+    ends = [part.terminated for part in parts if part.terminated is not None]
+    if {len(rewards), len(ends)} - {0, len(parts)} or any(part.prompt != last.prompt for part in parts):
+        raise RequestError(
+            f"the {len(parts)} parts of an intervention differ in their prompt, or only some of them have rewards or "
+            "terminated. Send all parts alike."
+        )
+    return replace(
+        last,
+        observations={name: np.concatenate([part.observations[name] for part in parts]) for name in last.observations},
+        actions=np.concatenate([part.actions for part in parts]),
+        rewards=np.concatenate(rewards) if rewards else None,
+        terminated=np.concatenate(ends) if ends else None,
+    )
 
 
 def read_kind(message: Message) -> Literal["act", "intervention"]:
@@ -175,7 +201,7 @@ def read_act(message: Message, schema: PolicySchema) -> ActRequest:
 
 def read_intervention(message: Message, schema: PolicySchema) -> Intervention:
     """Reads the actions of a human. Raises RequestError as read_act() does."""
-    _check_keys(message, (*schema.observation, KIND, PROMPT, "actions", "rewards", "terminated", "success"))
+    _check_keys(message, (*schema.observation, KIND, PROMPT, CONTINUES, "actions", "rewards", "terminated", "success"))
     actions = _read_floats("actions", message.get("actions"), (ANY, schema.size))
     count = len(actions)
     if not count:
@@ -184,8 +210,9 @@ def read_intervention(message: Message, schema: PolicySchema) -> Intervention:
         name: _read_array(name, message, field.model_copy(update={"shape": (count, *field.shape)}))
         for name, field in schema.observation.items()
     }
-    rewards, ended, success = (message.get(name) for name in ("rewards", "terminated", "success"))
-    for name, value in (("terminated", ended), ("success", success)):
+    names = ("rewards", "terminated", "success", CONTINUES)
+    rewards, ended, success, continues = (message.get(name) for name in names)
+    for name, value in (("terminated", ended), ("success", success), (CONTINUES, continues)):
         if not (value is None or isinstance(value, bool)):
             raise RequestError(f"{name} is {type(value).__name__}: send true or false.")
     is_last = np.arange(count) == count - 1
@@ -196,6 +223,7 @@ def read_intervention(message: Message, schema: PolicySchema) -> Intervention:
         rewards=None if rewards is None else _read_floats("rewards", rewards, (count,)),
         terminated=None if ended is None else is_last & bool(ended),
         success=None if success is None else bool(success),
+        continues=bool(continues),
     )
 
 

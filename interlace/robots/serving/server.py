@@ -18,7 +18,15 @@ from interlace.core.types import JSON, FloatArray
 from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLimits
 from interlace.robots.serving.policy import ServedPolicy
 from interlace.robots.serving.recording import InterventionRecorder
-from interlace.robots.serving.schema import ActRequest, PolicySchema, read_act, read_intervention, read_kind
+from interlace.robots.serving.schema import (
+    ActRequest,
+    Intervention,
+    PolicySchema,
+    join_parts,
+    read_act,
+    read_intervention,
+    read_kind,
+)
 from interlace.robots.serving.wire import Message, RequestError, check_length, import_msgpack, pack, unpack
 from interlace.runtime.http_listener import HttpListener, is_same_key
 
@@ -112,13 +120,21 @@ class PolicyServer:
         """Closes all connections and stops listening."""
         await self._listener.close()
 
-    async def answer(self, data: bytes) -> Message:
-        """Answers one request. Raises RequestError if it does not fit the schema, and UserError if the policy fails."""
-        check_length(data, self.schema.max_message_bytes)
+    async def answer(self, data: bytes, parts: list[Intervention]) -> Message:
+        """Answers one request. Raises RequestError if it does not fit the schema, and UserError if the policy fails.
+
+        parts: earlier parts of the connection's intervention, which this method changes.
+        """
         began_s = time.perf_counter()
-        message = unpack(data)
-        if read_kind(message) == "intervention":
-            return await self._record(message)
+        try:
+            check_length(data, self.schema.max_message_bytes)
+            message = unpack(data)
+            kind = read_kind(message)
+        except RequestError:
+            parts.clear()  # the message may have been the next part
+            raise
+        if kind == "intervention":
+            return await self._record(message, parts)
         request = read_act(message, self.schema)
         chunk = await self._ask_policy(request)
         limiter = ActionLimiter(self._limits, self.schema.size, request.last_action, self.stats.limited)
@@ -141,10 +157,17 @@ class PolicyServer:
         except TimeoutError:
             raise RequestError(f"the policy gave no chunk within {self._deadline_s:g} s (watchdog_s).") from None
 
-    async def _record(self, message: Message) -> Message:
+    async def _record(self, message: Message, parts: list[Intervention]) -> Message:
+        """Records an intervention when its last part arrives. After an error no part of it is recorded."""
+        earlier = parts[:]
+        parts.clear()
         if self._recorder is None:
             raise RequestError("this server records no interventions: start it with policy.record=FOLDER.")
         given = read_intervention(message, self.schema)
+        if given.continues:
+            parts += [*earlier, given]
+            return {"recorded": 0, "episodes": self._recorder.num_episodes}
+        given = join_parts([*earlier, given])
         number = await asyncio.to_thread(self._recorder.add, given)
         self.stats.interventions += 1
         return {"recorded": len(given.actions), "episodes": number}
@@ -160,11 +183,12 @@ class PolicyServer:
             return web.Response(status=426, text="this address is a WebSocket; /schema describes its messages\n")
         await socket.prepare(request)
         self.stats.robots += 1
+        parts: list[Intervention] = []
         try:
             await socket.send_bytes(pack(self.schema.model_dump(mode="json")))
             async for message in socket:
                 if message.type is WSMsgType.BINARY:
-                    await self._reply(socket, message.data)
+                    await self._reply(socket, message.data, parts)
                 elif message.type is WSMsgType.TEXT:
                     self.stats.errors += 1
                     await socket.send_str("the request is text: send a map in msgpack, as binary data.")
@@ -174,11 +198,11 @@ class PolicyServer:
             self.stats.robots -= 1
         return socket
 
-    async def _reply(self, socket: "web.WebSocketResponse", data: bytes) -> None:
+    async def _reply(self, socket: "web.WebSocketResponse", data: bytes, parts: list[Intervention]) -> None:
         """Answers a message; any error becomes a text."""
         self.stats.requests += 1
         try:
-            answer = pack(await self.answer(data))
+            answer = pack(await self.answer(data, parts))
         except Exception as error:  # noqa: BLE001 - the robot gets the reason, and the server continues
             self.stats.errors += 1
             text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

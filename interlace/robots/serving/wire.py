@@ -51,8 +51,8 @@ def check_length(data: bytes, most: int) -> None:
     """Raises RequestError for a message of more than `most` bytes."""
     if len(data) > most:
         raise RequestError(
-            f"the message has {len(data)} bytes, and the server takes {most}. Send smaller pictures, or shorter "
-            "interventions."
+            f"the message has {len(data)} bytes, and the server takes {most}. Send smaller pictures, or an "
+            "intervention in parts."
         )
 
 

@@ -18,7 +18,7 @@ from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
-from interlace.models.action_tokens import action_tokens
+from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.config import ModelConfig
 from interlace.models.expert_parallel import check_experts
@@ -112,7 +112,7 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     check_alignment(recipe, [*prompts.train, *prompts.heldout], tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size, samples = model_size(model), recipe.prompts_per_step * recipe.samples_per_prompt
-    longest = _longest_prompt(recipe, prompts, size)
+    longest = _longest_prompt(recipe, prompts, size, action_tokens(model.config))
     _check_step_size(recipe, samples)
     loads = measure_loads(recipe, model, longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
@@ -299,8 +299,10 @@ def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedToke
         )
 
 
-def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
+def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize, actions: ActionTokens | None) -> int:
     """Counts the tokens of the longest prompt, which must leave room for a response."""
+    if actions is not None:
+        return _longest_instruction(recipe, prompts, size, actions)
     longest = prompts.longest
     num_tokens, max_new_tokens = len(longest.token_ids), recipe.sampling.max_new_tokens
     if size.context is not None and num_tokens + max_new_tokens > size.context:
@@ -314,13 +316,36 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
             f"more than the model's context of {size.context}. {lower}{drop}."
         )
+    given = f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
+    _check_cache(recipe, num_tokens + max_new_tokens, given)
+    return num_tokens
+
+
+def _longest_instruction(recipe: Recipe, prompts: PromptSet, size: ModelSize, actions: ActionTokens) -> int:
+    """Counts the tokens of the longest instruction, which must leave room for an observation and a chunk."""
+    longest = prompts.longest
+    context = len(actions.context(longest.token_ids.tolist()))
+    needed = context + actions.num_tokens
+    given = (
+        f"prompt {longest.uid} has {context} tokens with its observation, and with the {actions.num_tokens} tokens "
+        "of a chunk that is "
+    )
+    if size.context is not None and needed > size.context:
+        raise UserError(
+            f"{given}{needed}, which is more than the model's context of {size.context}. Shorten the instruction, or "
+            "take a policy of shorter chunks."
+        )
+    _check_cache(recipe, needed, given)
+    return len(longest.token_ids)
+
+
+def _check_cache(recipe: Recipe, needed: int, given: str) -> None:
+    """Raises UserError if the engine's KV cache cannot hold a sequence of `needed` tokens. given: start of its text."""
     longest_in = create_kind(recipe.rollout).longest_in
-    needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.kv_tokens)
+    fitting = longest_in(recipe.rollout.kv_tokens)
     if needed > fitting:
         enough = next(BLOCK << doublings for doublings in count() if longest_in(BLOCK << doublings) >= needed)
         raise UserError(
-            f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
-            f"{needed}; with rollout.max_tokens={recipe.rollout.max_tokens} the engine's KV cache holds {fitting} for "
-            f"one sequence. Set rollout.max_tokens to {enough} or more."
+            f"{given}{needed}; with rollout.max_tokens={recipe.rollout.max_tokens} the engine's KV cache holds "
+            f"{fitting} for one sequence. Set rollout.max_tokens to {enough} or more."
         )
-    return num_tokens

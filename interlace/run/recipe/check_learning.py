@@ -180,7 +180,7 @@ def _check_demonstrated_rewards(recipe: Recipe) -> None:
 
 
 def _check_draws(recipe: Recipe) -> None:
-    """Raises UserError for demonstrations and priorities that an off-policy algorithm cannot draw."""
+    """Raises UserError for demonstrations, priorities and turns that an off-policy algorithm cannot draw."""
     name, replay = recipe.algorithm.name, recipe.replay
     settings, algorithm = recipe.algorithm.settings, algorithm_of(recipe)
     shown = replay.demonstrations if replay else None
@@ -193,6 +193,15 @@ def _check_draws(recipe: Recipe) -> None:
         raise UserError(
             "replay.demonstrations are half of each update, and algorithm.turns_per_update=1 has no half. Set it to 2 "
             "or more."
+        )
+    most = replay.capacity * recipe.episode.max_turns if replay else 0
+    if replay and isinstance(settings, ReplayedSettings) and most < settings.start_turns:
+        raise UserError(
+            f"algorithm.start_turns={settings.start_turns}, and the replay holds at most {most} turns "
+            f"(replay.capacity={replay.capacity} episodes of episode.max_turns={recipe.episode.max_turns}), so no "
+            f"update would be made after a step. Set replay.capacity to "
+            f"{-(-settings.start_turns // recipe.episode.max_turns)} or more, or algorithm.start_turns to {most} or "
+            "less."
         )
     if (
         replay

@@ -1,5 +1,7 @@
 """Action tokens in OpenVLA's layout equal OpenVLA's arithmetic."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from transformers import LlamaConfig
@@ -42,3 +44,17 @@ def test_a_data_set_is_named_where_there_are_several():
     with pytest.raises(UserError, match=r"kitchen, fractal. Name one as unnorm_key"):
         openvla_actions(config(norm_stats=both), None, READS)
     assert openvla_actions(config(norm_stats=both), "fractal", READS).high[0] == 1.0
+
+
+def test_bounds_have_the_size_and_the_order_of_the_policys_numbers():
+    stats = {"q01": [-0.5] * 6 + [0.0], "q99": [0.5] * 6 + [1.0]}
+    for embodiment, size in (("metaworld", 4), ("libero", 7)):  # LIBERO's gripper is inverted
+        given = config(norm_stats={"kitchen": {"action": stats}}, embodiment=embodiment, num_actions_chunk=2)
+        actions = openvla_actions(given, None, READS)
+        low, high = actions.scale_bounds(np.full(size, -1, np.float32), np.full(size, 1, np.float32))
+        assert low.shape == high.shape == (14,) and (low <= high).all()
+        np.testing.assert_allclose((low[0], high[0]), (-2, 2), rtol=1e-6)
+    np.testing.assert_allclose((low[6], high[13]), (-1, 1), rtol=1e-6)
+    one = np.ones(1, np.float32)
+    empty = replace(actions, low=one, high=one, embodiment=None)
+    assert np.isfinite(empty.scale_bounds(-one, one)).all()

@@ -23,6 +23,8 @@ from tests.contract.envs import Walk
 
 WALK = "tests.contract.envs:Walk"
 FAULT_AT = 1.5
+LIMIT_S = 4.0
+"""Time limit that an action does not reach on a busy machine."""
 
 
 def with_fleet(use: Callable[[EnvFleet], Awaitable[object]], *, workers: int = 2, num_envs: int = 4, **changed: object):
@@ -83,7 +85,7 @@ def test_waits_for_a_free_environment_do_not_count_for_the_time_limit_of_an_epis
     prompt = Prompt(uid="p", token_ids=np.zeros(1, np.int32), text="", answer="")
 
     async def use(fleet: EnvFleet) -> int:
-        limits = SessionLimits(simulators=fleet, timeout_s=0.2)
+        limits = SessionLimits(simulators=fleet, timeout_s=LIMIT_S)
         sample = Sample(key=SampleKey(0, 0), prompt=prompt)
         session = EpisodeSession(Alone(), unasked, sample, SamplingParams(), limits)
         session.begin()
@@ -94,7 +96,7 @@ def test_waits_for_a_free_environment_do_not_count_for_the_time_limit_of_an_epis
 
         async with fleet.episode(Start(task=0, init_state=0)):
             waiting = asyncio.ensure_future(session.limit_time(wait()))
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(LIMIT_S + 0.5)
         return await waiting
 
     assert with_fleet(use, workers=1, num_envs=1) == 1

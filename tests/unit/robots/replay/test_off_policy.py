@@ -125,7 +125,7 @@ def test_a_call_without_an_update_of_the_policy_lacks_its_metrics(
     assert found["off_policy/critic_loss"] == 2 and found["off_policy/policy_loss"] == 5
 
 
-def test_fractions_of_updates_add_up_over_the_steps(tmp_path: Path) -> None:
+def test_a_fraction_of_an_update_is_the_probability_of_one_more(tmp_path: Path) -> None:
     replay = Replay(ReplayConfig(), tmp_path, seed=0)
     replay.add([sample(1, 8, cut_off=True)])
     settings = SACSettings(start_turns=1, turns_per_update=4, updates_per_turn=0.1)
@@ -138,15 +138,18 @@ def test_fractions_of_updates_add_up_over_the_steps(tmp_path: Path) -> None:
     assert set(counts) == {0, 1} and sum(counts) == pytest.approx(0.1 * 4 * 200, rel=0.15)
 
 
-def test_a_replay_that_never_holds_enough_turns_is_refused(tmp_path: Path) -> None:
-    replay = Replay(ReplayConfig(capacity=2), tmp_path, seed=0)
-    learner = OffPolicy(settings=SACSettings(start_turns=20, turns_per_update=4), seed=0)
-    for gid in range(2):
-        replay.add([sample(gid, 8, cut_off=True)])
-        asyncio.run(learner.learn(gid, replay, 8, cast(ActorGroup, _Actor())))
-    replay.add([sample(2, 8, cut_off=True)])
-    with pytest.raises(UserError, match=r"start_turns=20, and the replay's 2 episodes have 16 turns"):
-        asyncio.run(learner.learn(3, replay, 8, cast(ActorGroup, _Actor())))
+def test_a_replay_that_holds_fewer_turns_than_before_makes_no_updates(tmp_path: Path) -> None:
+    """A policy that learns ends its episodes earlier, so the replay may lose more turns than it gains."""
+    replay = Replay(ReplayConfig(capacity=1), tmp_path, seed=0)
+    learner = OffPolicy(settings=SACSettings(start_turns=4, turns_per_update=4), seed=0)
+    updates = []
+    for gid, turns in enumerate((8, 2, 6)):
+        replay.add([sample(gid, turns, cut_off=True)])
+        actor = _Actor()
+        actor.answers = [{"off_policy/critic_loss": 1.0}]
+        found = asyncio.run(learner.learn(gid, replay, turns, cast(ActorGroup, actor)))
+        updates.append(found.get("off_policy/updates"))
+    assert updates == [8, None, 6]
 
 
 class _Erring:

@@ -1,6 +1,7 @@
 """The control loop of a robot against a real server: real-time chunking, stop-and-wait, limits, a human, errors."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,9 @@ def test_the_actions_of_a_human_become_demonstrations(
     assert len(found) > 0 and found.actions.shape[1] == CHUNK
 
 
-def test_an_intervention_that_exceeds_a_message_is_recorded_in_parts(server: interlace.Server, record: Path) -> None:
+def test_an_intervention_that_exceeds_a_message_is_recorded_as_one_episode(
+    server: interlace.Server, record: Path
+) -> None:
     ticks = np.arange(40)
     given = Intervention(
         observations={"state": np.stack([ticks, ticks], 1).astype(np.float32)},
@@ -168,12 +171,18 @@ def test_an_intervention_that_exceeds_a_message_is_recorded_in_parts(server: int
     with connect(server) as client:
         before = client.record(given)
         client.schema = client.schema.model_copy(update={"max_message_bytes": 500})
-        assert client.record(given) == before + 4
-    whole, *parts = [*open_dataset(record).episodes()][-5:]
-    assert [len(part) for part in parts] == [10] * 4
-    for name in ("actions", "rewards", "terminated"):
-        np.testing.assert_array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
-    assert [part.success for part in parts] == [False, False, False, True]
+        broken = replace(given, observations={"state": np.where(ticks[:, None] == 39, np.nan, 0).repeat(2, 1)})
+        with pytest.raises(RequestError, match="must be finite"):
+            client.record(broken)  # the last of its parts
+        assert client.record(given) == before + 1
+        client.schema = client.schema.model_copy(update={"max_message_bytes": 50})
+        with pytest.raises(RequestError, match=r"one action .* the server takes 50. Send smaller pictures\.$"):
+            client.record(given)
+    whole, joined = [*open_dataset(record).episodes()][-2:]
+    for name in ("actions", "shown", "rewards", "terminated"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
+    np.testing.assert_array_equal(joined.observations["state"], whole.observations["state"])
+    assert (joined.success, joined.instruction) == (whole.success, whole.instruction)
 
 
 def test_interventions_are_refused_without_a_folder(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             (robot(), "model.robot.head=gaussian", "algorithm=prime", "samples_per_prompt=2"),
             r"'prime' trains a process reward model .* model.robot.head=tokens",
         ),
+        (
+            (robot(), "model.robot.state_tokens=20", "sampling.max_new_tokens=2", "rollout.max_tokens=16"),
+            r"has 24 tokens with its observation, and with the 2 tokens .* is 26; .*max_tokens=16 .* to 32 or more",
+        ),
         (("model={path: tiny:micro, robot: null}",), r"needs a policy that answers in action tokens"),
         ((robot(), "task.starts.instructions=[' ']"), r"an instruction is empty"),
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
@@ -145,6 +149,11 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
     warmup = f"warmup={{steps: 2, experts: {{episodes: 1, dataset: {wide}}}}}"
     assert "warmup.experts.dataset=" in refuse(whole, warmup)
     assert "turns_per_update=1 has no half" in refuse(whole, "algorithm.turns_per_update=1")
+    few = ("replay.capacity=3", "episode.max_turns=200", "algorithm.start_turns=")
+    assert "replay.capacity to 4 or more, or algorithm.start_turns to 600 or less" in refuse(
+        whole, *few[:2], f"{few[2]}601"
+    )
+    check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}", *few[:2], f"{few[2]}600"]))
     check_settings(load_recipe("robot-sac", [f"replay.demonstrations={whole}"]))
     reach = ["episode.env.settings.reward=dense", "episode.reward=return"]
     four = load_recipe("robot-sac-reach", [f"replay.demonstrations={write('four', 4, done=True)}", *reach])
