@@ -31,7 +31,7 @@ class EpisodeConfig(Config):
     """Name of a built-in, or your own as package.module:Name."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Time limit of an episode's code and tools, in seconds, without the time of turns and simulators. Afterwards its
-    sample fails."""
+    sample fails. The time of further simulators that an episode leases at once counts."""
     max_turns: int = Field(default=64, ge=1)
     """Maximum number of turns of an episode. A request for another turn fails its sample. The episodes `tools`
     and `environment` (of your own class) end after their last turn instead."""

@@ -125,6 +125,8 @@ class EpisodeSession:
         self._around, self._ask, self._sample, self._limits = around, ask, sample, limits
         self._code = CodeTime(self.name, around.clock, around.waits, timeout_s=limits.timeout_s)
         self._contexts = ContextEncoder(limits.renderer, max_tokens=limits.max_tokens)
+        self._num_simulators = 0
+        """Number of environments that the episode holds or waits for."""
         self._record = TurnRecord(self.name, max_turns=limits.max_turns)
 
     @property
@@ -244,16 +246,22 @@ class EpisodeSession:
         simulators = own or self._limits.simulators
         if simulators is None:
             raise UserError("the episode requested a simulator, but the recipe's episode has no `env`")
-        lease = simulators.episode(start, around=self._code.stop)
-        if own is None:
-            env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
-        else:
-            async with self.waiting("a free environment of the episode"):
-                env = await lease.__aenter__()
+        # The time limit ends a deadlock of episodes that wait for a second environment while they hold the first.
+        around = self._code.exclude_wait if self._num_simulators else self._code.stop
+        lease = simulators.episode(start, around=around)
+        self._num_simulators += 1
         try:
-            yield env
+            if own is None:
+                env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
+            else:
+                async with self.waiting("a free environment of the episode"):
+                    env = await lease.__aenter__()
+            try:
+                yield env
+            finally:
+                await lease.__aexit__(None, None, None)
         finally:
-            await lease.__aexit__(None, None, None)
+            self._num_simulators -= 1
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:

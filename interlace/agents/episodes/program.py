@@ -27,9 +27,9 @@ from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _ERROR_CHARACTERS = 400
-REST_WITHIN_S = 5.0
-"""Maximum time, in seconds, in which the rest of a command's output is read after its end: more than a busy event loop
-needs for it."""
+REST_WITHIN_S = 1.0
+"""Maximum time, in seconds, in which the rest of a command's output is read after its end. Less than LEAVE_S of episode
+processes: a cancelled program must end before its process is replaced."""
 
 
 class ProgramConfig(EpisodeConfig):
@@ -216,12 +216,16 @@ async def _end_streams(process: "asyncio.subprocess.Process", talk: "asyncio.Fut
         await asyncio.wait({talk}, timeout=REST_WITHIN_S)
     finally:
         talk.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await talk
+        assert process.stdin is not None
+        if process.stdin.transport.get_write_buffer_size():
+            process.stdin.transport.abort()  # close() would keep the pipe until the daemon reads the rest of the row
         # wait() waits for these. A close of the whole process could take its exit status from asyncio.
         pipes = [process._transport.get_pipe_transport(handle) for handle in range(3)]  # type: ignore[attr-defined]
         for pipe in pipes:
             pipe.close()
+        await asyncio.wait({talk})  # unlike `await talk`, raises CancelledError only if the episode is cancelled
+    with contextlib.suppress(asyncio.CancelledError):
+        talk.result()
 
 
 async def _write_stream(stream: "asyncio.StreamWriter | None", content: bytes) -> None:

@@ -11,10 +11,14 @@ from pydantic import Field
 
 from interlace.agents.tools.base import QueuedTool, Tool, ToolError, ToolSource, Visit
 from interlace.agents.tools.config import ToolConfig, all_specs, tool_source
+from interlace.core.errors import InterlaceError
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import Prompt
 from interlace.rollouts.base import Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
+
+CLOSE_WITHIN_S = 1.0
+"""Time limit, in seconds, of a tool's close() in a cancelled episode. Less than LEAVE_S of episode processes."""
 
 
 class ToolsConfig(EpisodeConfig):
@@ -28,7 +32,7 @@ class ToolsConfig(EpisodeConfig):
     """Largest number of concurrent calls per turn; each further call is answered with an error."""
     tool_timeout_s: float = Field(default=30.0, gt=0)
     """Time limit of a call, in seconds, without the wait for a free run of the tool `python`. The model then reads an
-    error; a running thread cannot be stopped and continues.
+    error; a running thread cannot be stopped and continues. Also limits close() of a tool class.
     """
     max_answer_chars: int = Field(default=8192, ge=1)
     """Largest number of characters of a tool's result that the model reads."""
@@ -71,9 +75,24 @@ class ToolsEpisode:
         async with AsyncExitStack() as opened:  # closes all sources, also if one cannot be opened or closed
             for source in self._sources:
                 some = source.open(visit)
-                opened.push_async_callback(_close_tools, source, some)
+                opened.push_async_callback(self._close_tools, source, some)
                 tools |= {tool.spec.name: tool for tool in some}
             return await self._run_turns(prompt, session, tools)
+
+    async def _close_tools(self, source: ToolSource, tools: Sequence[Tool]) -> None:
+        if (closing := source.close(tools)) is None:
+            return
+        task = asyncio.current_task()
+        # The time limit of a cancelled episode applies no longer.
+        within_s = CLOSE_WITHIN_S if task and task.cancelling() else self._config.tool_timeout_s
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                await closing
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            names = ", ".join(tool.spec.name for tool in tools)
+            raise InterlaceError(f"close() of the tools {names} took longer than {within_s:g} s.") from None
 
     async def _run_turns(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
         messages = list(prompt.messages)
@@ -140,11 +159,6 @@ class ToolsEpisode:
                 return f"{note} ...{text[-most:]}"
             case "middle":
                 return f"{text[: most - most // 2]}... {note} ...{text[len(text) - most // 2 :]}"
-
-
-async def _close_tools(source: ToolSource, tools: Sequence[Tool]) -> None:
-    if (closing := source.close(tools)) is not None:
-        await closing
 
 
 def _make_message(call: ToolCall, text: str) -> Message:

@@ -1,6 +1,7 @@
 """Client of the sandbox's fork server."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import socket
@@ -60,6 +61,10 @@ class Sandbox:
             try:
                 reply = await self._ask(request)
             except (OSError, EOFError) as error:  # an incomplete read is an EOFError
+                with contextlib.suppress(
+                    subprocess.TimeoutExpired
+                ):  # a killed process closes its sockets before its end
+                    await asyncio.to_thread(self._server.wait, 1.0)
                 raise InterlaceError(
                     f"the sandbox's server has ended (exit code {self._server.poll()}); it was killed, or memory ran"
                     " out."

@@ -29,6 +29,9 @@ from interlace.runtime.process.pool import (
     settle_outcome,
 )
 
+START_WITHIN_S = 600.0
+"""Time limit, in seconds, of the start of a process with its environments. Simulators that compile need minutes."""
+
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job(ProcessJob):
@@ -46,6 +49,8 @@ class _Home:
 
     index: int
     child: Child | None = None
+    ready_by_s: float = 0.0
+    """Time at which a process that is not ready is given up."""
     waiting: deque[_Job] = field(default_factory=deque)
     """Jobs to send, in order."""
     history: EpisodeHistory = field(default_factory=EpisodeHistory)
@@ -119,6 +124,7 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
             self._find_home(submitted.work.slot).waiting.append(submitted)
 
     def _hand_out(self) -> None:
+        late: list[Child] = []
         for home in self._homes:
             if self._refusal:
                 for job in home.waiting:
@@ -127,12 +133,18 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
             elif home.child is None:
                 config, num_own = self._config, len(range(home.index, self._config.num_envs, len(self._homes)))
                 home.child = self._start(serve_envs, config.family, config.settings, num_own, self._devices)
+                home.ready_by_s = time.monotonic() + START_WITHIN_S
                 self._by_child[home.child] = home
             elif home.child.is_ready and home.waiting:
                 # All frames are sent together, so that a process that steps many environments at once receives all.
                 num = len(home.waiting)
                 frames = [self._frame_job(home, home.child, home.waiting.popleft()) for _ in range(num)]
                 self._links.send(home.child, b"".join(frames))
+            elif not home.child.is_ready and home.ready_by_s <= time.monotonic():
+                late.append(home.child)
+        for child in late:  # after the loop: processes that are ready have got their jobs
+            self._could_not_start(f"{self._config.family!r} was not ready within {START_WITHIN_S:g} s")
+            self._replace(child)
 
     def _frame_job(self, home: _Home, child: Child, job: _Job) -> bytes:
         """Returns a job as bytes to send; empty if it is settled without being sent."""

@@ -8,16 +8,19 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from interlace.agents.episodes.program import REST_WITHIN_S, _end_streams
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import Message
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome
 from interlace.rollouts.config import create_kind, parse_episode
+from interlace.rollouts.episode_process import LEAVE_S
 from tests.support.scripted_session import ScriptedSession
 
 pytest.importorskip("aiohttp")
@@ -140,6 +143,61 @@ def test_a_daemon_that_holds_the_output_open_delays_no_sample(
         assert found is None if is_given_up else found is not None and found.text == "done"
     finally:
         os.kill(int(place.read_text()), signal.SIGKILL)
+
+
+def test_a_cancelled_command_ends_before_its_process_is_replaced() -> None:
+    """A daemon that held its output cost the process and its other episodes."""
+    assert REST_WITHIN_S < LEAVE_S / 2
+
+
+def test_a_daemon_with_the_input_of_a_command_leaks_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample with a row larger than a pipe left one open."""
+    monkeypatch.setattr("interlace.agents.episodes.program.REST_WITHIN_S", 0.1)
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    episode = create_kind(parse_episode({"name": "program", "command": command(code)})).create()
+    row = replace(ROW, metadata={"page": "a" * (1 << 20)})
+
+    async def count_open() -> int:
+        found = await episode.run(row, ScriptedSession([]))
+        assert found is not None and found.text is not None
+        try:
+            await asyncio.sleep(0.1)
+            return sum(1 for _ in Path("/proc/self/fd").iterdir())
+        finally:
+            os.kill(int(found.text), signal.SIGKILL)
+
+    async def count_twice() -> tuple[int, int]:
+        await count_open()  # the first sample starts the server of the sessions
+        return await count_open(), await count_open()
+
+    before, after = asyncio.run(count_twice())
+    assert before == after
+
+
+def test_a_cancellation_is_not_lost_while_the_streams_of_a_command_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlace.agents.episodes.program.REST_WITHIN_S", 0.05)
+
+    async def run() -> bool:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec("true", stdin=pipe, stdout=pipe, stderr=pipe)
+        ending = asyncio.Event()
+
+        async def end_late() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await asyncio.sleep(0.1)
+
+        talk = asyncio.gather(end_late(), asyncio.sleep(0), asyncio.sleep(0))
+        task = asyncio.ensure_future(_end_streams(process, talk))
+        await ending.wait()
+        task.cancel()
+        await asyncio.wait({task, talk})
+        await process.wait()
+        return task.cancelled()
+
+    assert asyncio.run(run())
 
 
 def test_a_command_that_is_given_up_is_killed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from interlace.agents.episodes.tools import ToolsConfig, ToolsKind
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.runs import Runs
 from interlace.core.types import JSON, FinishReason, Prompt, SamplingParams
@@ -83,6 +83,17 @@ class Gone:
 
     def close(self) -> None:
         raise OSError("the site is gone")
+
+
+class Stuck:
+    """Tools whose connection never closes."""
+
+    def look(self) -> str:
+        """Looks."""
+        return ""
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
 
 
 class Scripted:
@@ -234,10 +245,29 @@ def test_tools_are_closed_although_others_cannot_be_opened_or_closed(
     assert Page.closed == ["page"] * (2 if opens else 1)
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_close_that_never_returns_fails_its_episode(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> None:
+    """After its time limit, the episode waited for ever."""
+    limits = {"tool_timeout_s": 0.1}
+    if is_cancelled:
+        monkeypatch.setattr("interlace.agents.episodes.tools.CLOSE_WITHIN_S", 0.1)
+        limits = {}
+    episode = ToolsKind(config(tools=[f"{HERE}:Stuck", f"{HERE}:never"], **limits)).create()
+    answers = [says(call("never"))] if is_cancelled else [says(content="done")]
+
+    async def run() -> None:
+        async with asyncio.timeout(0.3 if is_cancelled else None):
+            await episode.run(PROMPT, Scripted(answers))  # type: ignore[arg-type]
+
+    with pytest.raises(InterlaceError, match=r"close\(\) of the tools look took longer than 0\.1 s"):
+        asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_waits_for_a_free_run_of_the_sandbox_do_not_count_for_the_limit_of_a_call() -> None:
     """The model read that its code took too long, although it had not begun."""
     options = {"sandbox": "available", "runs_at_once": 1}
-    calls = [call("python", number, code="import time; time.sleep(0.6); 1 + 1") for number in range(4)]
+    calls = [call("python", number, code="import time; time.sleep(0.9); 1 + 1") for number in range(4)]
     python = {"name": "python", "options": options}
-    _, session = played([says(*calls), says(content="done")], tools=[python], tool_timeout_s=1.5)
-    assert [message.content for message in session.seen[1][2:]] == ["2"] * 4
+    start = says(call("python", 9, code="1"))  # the start of the sandbox counts for the limit of the first call
+    _, session = played([start, says(*calls), says(content="done")], tools=[python], tool_timeout_s=3.0)
+    assert [message.content for message in session.seen[2][4:]] == ["2"] * 4

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import interlace
-from interlace.agents.sandbox.client import Sandbox
+from interlace.agents.sandbox.client import LastingSandbox, Sandbox
 from interlace.agents.sandbox.config import SandboxConfig
 from interlace.agents.sandbox.limits import CodeResult
 from interlace.agents.sandbox.probe import GUARDS, read_findings
@@ -324,3 +324,20 @@ def _descends(pid: int, ancestor: int) -> bool:
             return True
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return False
+
+
+def test_a_call_right_after_a_kill_of_the_server_runs_in_a_new_one() -> None:
+    """The connection was closed before the end of the process was seen, so that the call failed."""
+
+    async def call_often() -> list[str]:
+        lasting, found = LastingSandbox(CONFIG), []
+        for _ in range(12):
+            await lasting.run("1")
+            assert lasting._sandbox is not None
+            lasting._sandbox._server.kill()
+            found.append((await lasting.run("1 + 1")).stdout.strip())
+        assert lasting._sandbox is not None
+        lasting._sandbox.close()
+        return found
+
+    assert asyncio.run(call_often()) == ["2"] * 12

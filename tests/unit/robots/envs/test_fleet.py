@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.robots.envs import load
 from interlace.robots.envs.fleet import EnvFleet
@@ -19,7 +20,7 @@ from interlace.rollouts.envs.spec import SimulatorError
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.waits import WaitRegistry
-from tests.contract.envs import Walk
+from tests.contract.envs import Walk, WalkSettings
 
 WALK = "tests.contract.envs:Walk"
 FAULT_AT = 1.5
@@ -40,6 +41,14 @@ def with_fleet(use: Callable[[EnvFleet], Awaitable[object]], *, workers: int = 2
             fleet.close()
 
     return asyncio.run(run())
+
+
+class Asleep(Walk):
+    """An environment whose creation never ends."""
+
+    def __init__(self, settings: WalkSettings, task: str) -> None:
+        time.sleep(1000)
+        super().__init__(settings, task)
 
 
 class Alone:
@@ -100,6 +109,40 @@ def test_waits_for_a_free_environment_do_not_count_for_the_time_limit_of_an_epis
         return await waiting
 
     assert with_fleet(use, workers=1, num_envs=1) == 1
+
+
+def test_episodes_that_wait_for_each_other_s_environments_end_at_their_time_limit() -> None:
+    """Each held one environment and waited for another, without any limit."""
+    prompt = Prompt(uid="p", token_ids=np.zeros(1, np.int32), text="", answer="")
+
+    async def use(fleet: EnvFleet) -> list[object]:
+        await fleet.start()
+        both = asyncio.Barrier(2)
+
+        async def wait(session: EpisodeSession) -> None:
+            async with session.simulator(Start(task=0, init_state=0)):
+                await both.wait()
+                async with session.simulator(Start(task=0, init_state=1)):
+                    await asyncio.Event().wait()
+
+        def begin(index: int) -> EpisodeSession:
+            sample = Sample(key=SampleKey(0, index), prompt=prompt)
+            limits = SessionLimits(simulators=fleet, timeout_s=0.5)
+            session = EpisodeSession(Alone(), unasked, sample, SamplingParams(), limits)
+            session.begin()
+            return session
+
+        sessions = [begin(index) for index in range(2)]
+        waits = [session.limit_time(wait(session)) for session in sessions]
+        return [*await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 10)]
+
+    assert [type(found) for found in with_fleet(use, workers=1, num_envs=2)] == [TimeoutError] * 2
+
+
+def test_a_simulator_that_hangs_at_its_start_fails_its_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlace.robots.envs.pool.START_WITHIN_S", 1.0)
+    with pytest.raises(InterlaceError, match=r"Asleep' was not ready within 1 s"):
+        with_fleet(lambda fleet: asyncio.wait_for(walk(fleet, 0), 20), workers=1, family=f"{__name__}:Asleep")
 
 
 @pytest.mark.parametrize(
