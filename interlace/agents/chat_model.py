@@ -75,7 +75,7 @@ class PolicyChatModel(BaseChatModel):
     ) -> ChatResult:
         """Generates an answer from another thread; the session belongs to the episode's loop.
 
-        Raises UserError on the thread of that loop, where the wait for the answer would stop the whole run.
+        Raises UserError on the thread of that loop, because the wait for the answer would stop the whole run.
         """
         loop = _find_client().loop
         if asyncio._get_running_loop() is loop:

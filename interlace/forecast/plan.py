@@ -294,15 +294,20 @@ def _search_plan(
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
     deadline_s = math.inf if settings.deadline_h is None else 3600 * settings.deadline_h
-    devices, refusals = simulation.devices, dict[Sequence[object], str | None]()
+    devices, refusals = simulation.devices, dict[tuple[object, ...], str | None]()
 
     def check_schedule(schedule: Schedule) -> str | None:
         # Many candidates share the fields that the checks read.
-        switch = schedule.switch, schedule.kv_on_switch
-        read = schedule.placement, *switch, schedule.follows_kv_use, schedule.rollout_budget
-        if read not in refusals:
-            refusals[read] = _find_refusal(recipe, schedule, simulation.profile, devices)
-        return refusals[read] or accepts(schedule)
+        checked = (
+            schedule.placement,
+            schedule.switch,
+            schedule.kv_on_switch,
+            schedule.follows_kv_use,
+            schedule.rollout_budget,
+        )
+        if checked not in refusals:
+            refusals[checked] = _find_refusal(recipe, schedule, simulation.profile, devices)
+        return refusals[checked] or accepts(schedule)
 
     problem = SearchProblem(
         profile=simulation.profile,

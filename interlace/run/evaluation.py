@@ -36,9 +36,11 @@ class Evaluation(Config):
         for name, found in self.estimates.items():
             lines += [f"  {f'{name}, ' if name else ''}{kind}: {each}" for kind, each in found.items()]
         if not self.estimates:
-            lines = [f"Held-out accuracy of {self.num_prompts} prompts", f"  greedy: {self.greedy_accuracy:.3f}"]
+            lines.append(f"  greedy: {self.greedy_accuracy:.3f}")
             lines += [] if self.sampled_accuracy is None else [f"  sampled: {self.sampled_accuracy:.3f}"]
-        return "\n".join([*lines, *([f"  {self.warning}"] if self.warning else [])])
+        if self.warning:
+            lines.append(f"  {self.warning}")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return repr(self)

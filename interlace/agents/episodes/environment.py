@@ -55,7 +55,7 @@ class EnvironmentKind(EpisodeKind):
         self.create()
 
     def tools(self) -> tuple[ToolSpec, ...]:
-        """Returns the tools of your class; none if each object has tools of its own."""
+        """Returns the tools of your class; none if `tools` is a property of its objects."""
         spec = self.config.environment
         found = getattr(load_object("environment", spec), "tools", ()) if spec else ()
         return tuple(as_tool(tool) for tool in found) if isinstance(found, Sequence) else ()

@@ -61,9 +61,8 @@ class Sandbox:
             try:
                 reply = await self._ask(request)
             except (OSError, EOFError) as error:  # an incomplete read is an EOFError
-                with contextlib.suppress(
-                    subprocess.TimeoutExpired
-                ):  # a killed process closes its sockets before its end
+                # A killed process closes its sockets before its end.
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     await asyncio.to_thread(self._server.wait, 1.0)
                 raise InterlaceError(
                     f"the sandbox's server has ended (exit code {self._server.poll()}); it was killed, or memory ran"

@@ -43,7 +43,7 @@ async def on_thread(call: Callable[[], object]) -> object:
     """Runs a call on a separate thread and awaits it. If the await is cancelled, the thread continues: it cannot be
     stopped.
 
-    An awaitable result, such as that of an async function under a decorator that is not async, is awaited here.
+    An awaitable result is awaited here: an async function under a decorator that is not async returns one.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()

@@ -20,8 +20,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 ANY = -1
 """Size of an axis that may have any length."""
 KIND, PROMPT, PREFIX, DELAY, SEED, LAST = "kind", "prompt", "prefix", "delay", "seed", "last_action"
-CONTINUES = "continues"
 """Keys of a request besides the arrays of an observation."""
+CONTINUES = "continues"
+"""Key of an intervention that the next request continues."""
 ACT, INTERVENTION = "act", "intervention"
 """Kinds of requests."""
 LONGEST_PROMPT = 4000

@@ -110,9 +110,8 @@ def _reduce_array(array: NDArray[Any]) -> tuple[Any, ...]:
     flags = array.flags
     if array.ndim == 1 and array.strides == (0,) and array.size > 1:  # one value for all tokens, such as an advantage
         return np.broadcast_to, (array[0], array.shape)
-    is_plain = (
-        not array.dtype.hasobject and array.dtype.kind not in "mMV"
-    )  # dates, durations and records of them have no buffer
+    # Dates, durations and records of them have no buffer.
+    is_plain = not array.dtype.hasobject and array.dtype.kind not in "mMV"
     if array.ndim != 1 or not 0 < array.nbytes < BESIDE_BYTES or not is_plain or not flags.c_contiguous:
         return array.__reduce_ex__(5)  # type: ignore[return-value]
     return np.frombuffer, (bytearray(array) if flags.writeable else bytes(array), array.dtype)

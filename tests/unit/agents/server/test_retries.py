@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.support.engine_servers import wait_until
 from tests.support.scripted_session import ScriptedSession
 from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
 
@@ -34,9 +35,7 @@ def test_turns_with_numbers_of_their_own_are_separate_requests_although_their_bo
     async def use(client: Client) -> None:
         asks = [client.post("/v1/chat/completions", ASK, **{"X-Turn": str(number)}) for number in range(2)]
         asked = asyncio.gather(*asks)
-        async with asyncio.timeout(15):
-            while len(session.asked) < 2:
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: len(session.asked) >= 2, 15)
         session.go.set()
         await asked
         assert sorted(turn.number for turn in session.turns) == [0, 1]
@@ -51,9 +50,9 @@ def test_a_repeated_turn_is_one_request_although_its_client_counts_no_retry() ->
 
     async def use(client: Client) -> None:
         both = [asyncio.create_task(client.post("/v1/chat/completions", ASK, **headers)) for _ in range(2)]
-        async with asyncio.timeout(15):
-            while len(session.asked) + client.conversation.retries.num_retries < 2:
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(
+            wait_until, lambda: len(session.asked) + client.conversation.retries.num_retries >= 2, 15
+        )
         session.go.set()
         one, other = await asyncio.gather(*both)
         assert one == other and len(session.turns) == 1
@@ -70,9 +69,7 @@ def test_equal_first_requests_of_openais_client_are_separate_turns() -> None:
         async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key=client.key) as theirs:
             asked = [theirs.chat.completions.create(model="gpt", messages=ASK["messages"]) for _ in range(2)]
             both = asyncio.gather(*asked)
-            async with asyncio.timeout(15):
-                while len(session.asked) < 2:
-                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, lambda: len(session.asked) >= 2, 15)
             session.go.set()
             await both
             assert len(session.turns) == 2
