@@ -19,9 +19,10 @@ PYTHON_VLLM ?= $(PYTHON)
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
 
-# Two processes: most tests compute on one core. A debugger needs one: PYTEST_ARGS='-n 0 --pdb'.
+# One process per core, at most four of 2 GB: most tests compute on one core. A debugger needs one process:
+# PYTEST_ARGS='-n 0 --pdb'.
 test: check
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200 $(PYTEST_ARGS)

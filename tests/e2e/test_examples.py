@@ -23,7 +23,13 @@ from interlace.runtime.worker import Worker, operation
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("places", [("all", "all"), ("0-50%", "50-100%")], ids=["in turns", "side by side"])
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param(("all", "all"), id="in turns", marks=pytest.mark.slow),
+        pytest.param(("0-50%", "50-100%"), id="side by side"),
+    ],
+)
 def test_proposer_and_judge_both_learn(places: tuple[str, str]) -> None:
     command = [sys.executable, str(EXAMPLES / "proposer_judge.py"), *places]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

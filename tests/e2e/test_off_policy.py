@@ -62,6 +62,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_priorities_of_turns(whole: Path) -> None:
     rule = ["replay={learner: actor_critic, capacity: 5, order: priority, priority_exponent: 0.6}"]
     run(whole, "priorities", rule)

@@ -79,6 +79,7 @@ def test_the_most_probable_tokens_of_a_teacher_are_measured(tmp_path: Path) -> N
     assert found.reference is not None and found.reference.token_s + found.reference.call_s > 0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:

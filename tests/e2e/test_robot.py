@@ -201,7 +201,7 @@ def test_a_policy_that_sees_pixels_goes_the_whole_way(tmp_path: Path) -> None:
     assert all(line["actor/logprob_gap"] < 0.2 for line in metrics(tmp_path, "pixels"))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: int) -> None:
     """Also where episodes run in processes of their own."""
     pytest.importorskip("pygame")
@@ -239,7 +239,7 @@ def test_a_perturbed_set_has_the_same_states_and_its_interval(tmp_path: Path) ->
         check_recipe(load_recipe("robot-cartpole", [*settings, f"task.heldout_sets={beyond}"]))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_outcomes_choose_the_filmed_episodes(tmp_path: Path, workers: int) -> None:
     """They are run once more for the film, with the outcome that chose them, and no training result changes."""
     pytest.importorskip("pygame")
@@ -259,7 +259,7 @@ def test_outcomes_choose_the_filmed_episodes(tmp_path: Path, workers: int) -> No
     assert "worst: CartPole-v1, start" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers: int) -> None:
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
@@ -271,6 +271,7 @@ def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers:
     assert [film.step for film in read_films(tmp_path / "rows" / "videos")] == [0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_ranks_with_fewer_samples_than_others_train_as_one(tmp_path: Path) -> None:
     """A minibatch is one episode, so one of two ranks has no observation in it, and no use for the projector."""
     for name, more in (("one", ()), ("two", ("actor.ranks=2", "critic.ranks=2"))):

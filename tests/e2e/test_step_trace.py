@@ -35,6 +35,7 @@ def test_a_run_that_stops_within_the_traced_steps_writes_what_there_is(tmp_path:
     assert operations(tmp_path / "run" / "profile" / "steps-1-4" / "controller.json.gz")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_every_process_of_a_ray_run_has_a_trace(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def test_finished_runs_of_removed_values_do_not_count_as_finished(tmp_path: Path
         assert Sweep(folder, variants, order=None, resume=True).run(progress, stop).num_left == 2
 
 
+@pytest.mark.slow
 def test_runs_in_parallel_equal_runs_in_sequence(tmp_path: Path) -> None:
     alone = interlace.sweep("sft", {"seed": [0, 1]}, settings(tmp_path), name="alone", quiet=True)
     found = interlace.sweep("sft", {"seed": [0, 1, 2]}, settings(tmp_path), name="both", parallel=2, quiet=True)

@@ -111,6 +111,7 @@ def test_what_cannot_be_imagined_in_pictures_is_refused(override: str, what: str
         check_settings(load_recipe("robot-world-model-pixels", [override]))
 
 
+@pytest.mark.slow
 def test_pictures_are_imagined_once_the_error_is_measured_and_a_stopped_run_continues_exactly(tmp_path: Path) -> None:
     settings = [*PICTURES, f"model.cache_dir={tmp_path / 'cache'}"]
     run_recipe("robot-world-model-pixels", tmp_path, "whole", settings)

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,18 +19,39 @@ from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import free_port
 
 KEY_ENV, KEY = "INTERLACE_TEST_KEY", "a key for tests"
-START_S = 120.0
+START_S = 240.0
+END_S = 20.0
+"""Seconds for a server to end by SIGTERM, which ends its child processes, before it is killed."""
 
 
 @contextmanager
 def serve(model: str, log: Path, *settings: str, seed: int = 0) -> Iterator[str]:
     """Runs `interlace serve` in a process, and yields its address."""
     port = free_port()
-    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "serve", model, "--port", str(port)]
+    command = ["-c", "from interlace.cli.main import app; app()", "serve", model, "--port", str(port)]
     command += [f"seed={seed}", "cluster.devices=cpu:1", "cluster.threads_per_worker=1", *settings]
+    with _server_process(command, port, log, {"INTERLACE_ADMIN_KEY": KEY}) as url:
+        yield url
+
+
+@contextmanager
+def serve_vllm(model: Path, log: Path, *settings: str) -> Iterator[str]:
+    """Runs vLLM's server as docs/engines.md starts it, and yields its address. model: folder with the tokenizer."""
+    port = free_port()
+    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--enable-scale-out"]
+    command += ["--worker-extension-cls", "interlace.engines.rollout.services.vllm_worker.FolderWeights"]
+    command += ["--logprobs-mode", "processed_logprobs", "--enable-prefix-caching", "--no-async-scheduling"]
+    command += ["--host", "127.0.0.1", "--port", str(port), *settings]
+    with _server_process(command, port, log, {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}) as url:
+        yield url
+
+
+@contextmanager
+def _server_process(arguments: Sequence[str], port: int, log: Path, variables: Mapping[str, str]) -> Iterator[str]:
+    """Runs a server with this Python until it is no longer used, and yields its address when it answers."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "INTERLACE_ADMIN_KEY": KEY}
+            [sys.executable, *arguments], stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **variables}
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -41,8 +62,12 @@ def serve(model: str, log: Path, *settings: str, seed: int = 0) -> Iterator[str]
             time.sleep(0.1)
         yield url
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _answers(url: str) -> bool:
