@@ -19,7 +19,7 @@ from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import free_port
 
 KEY_ENV, KEY = "INTERLACE_TEST_KEY", "a key for tests"
-START_S = 240.0
+START_S = 280.0
 END_S = 20.0
 """Seconds for a server to end by SIGTERM, which ends its child processes, before it is killed."""
 

@@ -26,10 +26,8 @@ PROFILE = Profile(
 
 
 def recorded(root: Path, steps: int, profile: Profile = PROFILE, *overrides: str) -> RunFolder:
-    simulate_into(
-        "quickstart", [f"steps={steps}", "cluster.devices=cpu:2", *overrides], "verl-colocated", root,
-        Simulation(profile=profile, num_devices=2),
-    )  # fmt: skip
+    settings = (f"steps={steps}", "prompts_per_step=8", "samples_per_prompt=4", "cluster.devices=cpu:2", *overrides)
+    simulate_into("quickstart", settings, "verl-colocated", root, Simulation(profile=profile, num_devices=2))
     [path] = root.iterdir()
     return RunFolder(path=path)
 
