@@ -170,9 +170,6 @@ class ProcessRank(ABC):
     async def _cause_of_death(self) -> str:
         """Returns the identity of the process and the cause of its death, as far as it is known within GRACE_S."""
 
-    async def _before_result(self, value: Any) -> None:  # noqa: B027 - most connections deliver a result in one part
-        """Waits until a result is complete."""
-
     async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
         """Returns the parts of a call's message, after everything that must arrive before it."""
         return self._encode_call(call, self._shared)
@@ -201,8 +198,6 @@ class ProcessRank(ABC):
         self.open_calls.update_clock_offset(reply)
         if reply.number == UNAWAITED and reply.error:
             self._on_failure(reply.error)
-        elif self._is_waited_for(reply.value):
-            self._start_task(self._resolve_later(reply))
         elif self.open_calls.resolve(reply) and reply.error:
             # A worker that could not be constructed hangs up; this is not a death.
             self._closing |= reply.number == CONSTRUCTION
@@ -218,14 +213,6 @@ class ProcessRank(ABC):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that deliver a result in parts
-        """Returns whether a result is still incomplete."""
-        return False
-
-    async def _resolve_later(self, reply: Reply) -> None:
-        await self._before_result(reply.value)
-        self.open_calls.resolve(reply)
 
     async def _explain_death(self) -> None:
         doing = self.open_calls.describe()
