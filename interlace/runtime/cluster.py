@@ -25,6 +25,7 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.mail import Directory
 from interlace.runtime.process.starts import Place
 from interlace.runtime.rank import Rank
+from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.run_tasks import RunTasks
 from interlace.runtime.timeline import Span, Timeline
@@ -97,6 +98,8 @@ class Cluster(ABC):
         """Workers that were started and have not ended."""
         self._after_workers = AsyncExitStack()
         """Resources released after all groups, last added first: ranks without a group, and shared resources."""
+        self._result_order: ResultOrder | None = None
+        """None on a virtual clock, on which no results arrive together."""
         self.tasks = RunTasks()
         self.notes = Notes()
         """Notes about processes, which are shown to users."""
@@ -209,7 +212,6 @@ class Cluster(ABC):
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous | None:  # noqa: ARG002 - for clusters of processes
-        """Returns the rendezvous of the group's ranks."""
         return None
 
     def mail_directory(self) -> Directory | None:
@@ -227,8 +229,10 @@ class Cluster(ABC):
             yield
             await self.wait_turn()
 
-    async def wait_turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
+    async def wait_turn(self) -> None:
         """Waits until a result may be processed, if results are processed one at a time."""
+        if self._result_order:
+            await self._result_order.wait_turn()
 
     def at_end(self, close: Callable[[], None]) -> None:
         """Registers a function that releases a resource of the run. It is called after all workers have ended."""

@@ -48,7 +48,6 @@ class WorkerGroup(Generic[W_co]):
         ranks: Sequence[Rank],
         cluster: "Cluster",
     ) -> None:
-        """Makes a group of ranks that are already running."""
         self.name, self.devices = spec.name, spec.devices
         self.device_indices = tuple(device.index for device in spec.devices)
         """Indices of its devices within the cluster."""
@@ -62,17 +61,7 @@ class WorkerGroup(Generic[W_co]):
         self._cause = ""
 
     @property
-    def version(self) -> int | None:
-        """Version of the weights that the ranks serve or receive, if a driver sets it. The group's spans contain it."""
-        return self.rank_set.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.rank_set.version = version
-
-    @property
     def can_revive(self) -> bool:
-        """True if revive() may replace the ranks after the death of one."""
         return self.rank_set.revival is not None
 
     async def revive(self) -> None:
@@ -97,11 +86,9 @@ class WorkerGroup(Generic[W_co]):
         return self.bind_operation(method, "")
 
     def call(self, operation: Callable[..., Any], *args: Any) -> Handle[Any]:
-        """Calls the worker's operation with this function's name, as `group.operation(...)` does."""
         return self.bind_operation(operation.__name__, "")(*args)
 
     def with_cause(self, cause: str) -> "CausedGroup":
-        """Returns the group's operations with a cause that replaces the cause of the hold."""
         return CausedGroup(self, cause)
 
     def bind_operation(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
@@ -136,13 +123,11 @@ class WorkerGroup(Generic[W_co]):
         return value, call.spans[0]
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
-        """Returns rank 0's answer to a question about its state. Records no span and no progress."""
         answer = await self.rank_set.ranks[0].call(operation.__name__, (), {})
         await self._cluster.wait_turn()
         return answer.value
 
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:
-        """Runs a concurrent operation on all ranks, alongside running operations."""
         method = operation.__name__
         how = operation_of(self._class, method)
         if how is None or not how.concurrent:
@@ -192,7 +177,6 @@ class WorkerGroup(Generic[W_co]):
         return await self.rank_set.run(call)
 
     async def close(self) -> None:
-        """Ends the ranks."""
         await self.rank_set.close()
 
 
@@ -214,7 +198,7 @@ class RankSet:
         self.revival: Revival | None = None
         """Replacement of ranks that died. If None, a death ends the run."""
         self.version: int | None = None
-        """Version of the weights that the ranks serve or receive. The spans contain it. If None, the run's version."""
+        """Version of the weights that the ranks serve or receive, for their spans. If None, the run's version."""
         self._cluster, self._device_indices, self._copies = cluster, device_indices, copies
 
     def run(self, call: GroupCall) -> Coroutine[Any, Any, Any]:
@@ -281,7 +265,6 @@ class RankSet:
             timeline.end(span, start_s, end_s)
 
     async def close(self) -> None:
-        """Ends the ranks."""
         await asyncio.gather(*(rank.close() for rank in self.ranks))
 
 

@@ -25,7 +25,6 @@ class WorkerProcesses:
         return len(self._processes)
 
     def add(self, process: ProcessRank) -> None:
-        """Adds a process that has started."""
         self._processes.append(process)
 
     def watch(self, process: ProcessRank) -> None:
@@ -43,7 +42,6 @@ class WorkerProcesses:
                 process.was_stopped |= kill_if_stopped(process.process_here)
 
     def select(self, group: str) -> Sequence[ProcessRank]:
-        """Returns the processes of a group."""
         return [process for process in self._processes if process.name.startswith(f"{group}[")]
 
     async def find_death(self, group: str | None = None) -> WorkerDiedError | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
-from interlace.core.payload import remove_orphans
+from interlace.core.payload import Dumps, remove_orphans
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import (
     CONSTRUCTION,
@@ -15,7 +15,6 @@ from interlace.runtime.process.frames import (
     UNAWAITED,
     Assembler,
     Call,
-    Dumps,
     Reply,
     encode,
     plain_dumps,
@@ -59,7 +58,6 @@ class RankConnection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once."""
         if self.transport:
             self.transport.abort()
 
@@ -128,7 +126,6 @@ class ProcessRank(ABC):
         return not self._closed
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation on the rank's process, after the operations called before."""
         async with self._sending:
             _check_open(self)
             call = Call(number=self.open_calls.next_number, method=method, args=args, kwargs=kwargs)
@@ -140,7 +137,6 @@ class ProcessRank(ABC):
         return RankResult(reply.value, *(self.open_calls.clock_offset.here(there_s) for there_s in reply.ran_s))
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs an operation concurrently with the running one, and before all later calls."""
         self._connection.write(self._encode_call(Call(number=UNAWAITED, method=method, args=args)))
 
     async def death(self) -> WorkerDiedError | None:

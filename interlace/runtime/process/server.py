@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from interlace.core.errors import DiskFullError, RemoteError, UserError
+from interlace.core.payload import Dumps
 from interlace.runtime.process.frames import (
     CONSTRUCTION,
     LAST,
     UNAWAITED,
     Assembler,
     Call,
-    Dumps,
     Reply,
     encode,
     plain_dumps,
@@ -76,7 +76,6 @@ class WorkerServer:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def encode_reply(self, reply: Reply) -> Sequence[bytes | memoryview]:
-        """Returns the parts of a reply's message."""
         return encode(reply, self._shared, self._dumps)
 
     def _construct_worker(self, factory: Callable[[WorkerContext], Worker]) -> Worker | None:

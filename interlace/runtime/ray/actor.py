@@ -15,9 +15,10 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from interlace.core.payload import Pickled
 from interlace.runtime.process.admission import TOKEN_BYTES, admit
 from interlace.runtime.process.child import set_thread_name
-from interlace.runtime.process.frames import Pickled, Reply, plain_dumps, with_buffers
+from interlace.runtime.process.frames import Reply, plain_dumps, with_buffers
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.references import REFERENCES, Named, collect_named, forget_named
@@ -90,15 +91,12 @@ class RankActor:
         return self._name
 
     def endpoint(self) -> Endpoint:
-        """Returns the endpoint to connect to."""
         return self._endpoint
 
     def hand_over(self, keys: list[str]) -> list[Any]:
-        """Returns the references of objects that a reply named."""
         return [REFERENCES.hand_over(key) for key in keys]
 
     def take(self, references: Named) -> None:
-        """Accepts the references of objects that the next call names."""
         REFERENCES.take(references)
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:

@@ -29,7 +29,6 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
     @classmethod
     def put(cls, tensors: "Mapping[str, Tensor]") -> "StoredTensors":
-        """Copies the tensors into the store."""
         ref = ray.put({name: pack(tensor) for name, tensor in tensors.items()})
         return cls(ref.hex(), ref)
 
