@@ -37,6 +37,8 @@ class Revival:
     """Returns the death of a rank of the group. Returns None if all ranks run. The argument is the number of seconds
     to wait for a death that is not noticed yet."""
     repeats_calls: bool
+    restore: Callable[[Sequence[Any]], Awaitable[object]] | None = None
+    """Restores the state of new ranks before any call reaches them. If None, they need no state but that of a start."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a replacement, so that several interrupted calls cause one."""
 
@@ -63,4 +65,7 @@ class Revival:
             if not self.repeats_calls or (not death and group.ranks is ranks):
                 raise (death or error) from error
             if group.ranks is ranks:
-                group.ranks = tuple(await self.make_ranks(str(death)))
+                made = tuple(await self.make_ranks(str(death)))
+                if self.restore:
+                    await self.restore(made)
+                group.ranks = made
