@@ -21,7 +21,6 @@ class ReturnTimes:
         self._num_unread = 0
 
     def observe(self, seconds: float) -> None:
-        """Records the time of one wait."""
         self._seconds.append(seconds)
         self._num_unread += 1
 

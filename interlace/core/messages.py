@@ -193,14 +193,12 @@ def same_message(one: Message, other: Message) -> bool:
 
     They may differ in the reasoning and in spaces around a content, which clients lose, and in the ids of calls.
     """
-    if (one.role, one.content.strip(), one.tool_call_id if one.role == "tool" else None) != (
-        other.role,
-        other.content.strip(),
-        other.tool_call_id if other.role == "tool" else None,
-    ):
-        return False
     if one.reasoning and other.reasoning and one.reasoning.strip() != other.reasoning.strip():
         return False
-    return [(call.name, dict(call.arguments)) for call in one.tool_calls] == [
-        (call.name, dict(call.arguments)) for call in other.tool_calls
-    ]
+    return _find_meaning(one) == _find_meaning(other)
+
+
+def _find_meaning(message: Message) -> tuple[object, ...]:
+    """Returns the parts of a message that the model reads and that no client loses."""
+    calls = [(call.name, dict(call.arguments)) for call in message.tool_calls]
+    return message.role, message.content.strip(), message.tool_call_id if message.role == "tool" else None, calls

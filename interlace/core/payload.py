@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from interlace.core.types import Segment
 
 T = TypeVar("T")
-Dumps: TypeAlias = Callable[[object], tuple[bytes, list[memoryview]]]
-"""Pickles a value. Returns the pickle, and the arrays that it refers to."""
+Pickled: TypeAlias = tuple[bytes, list[memoryview]]
+"""Pickle of a value, and the arrays that it refers to."""
+Dumps: TypeAlias = Callable[[object], Pickled]
 N = TypeVar("N")
 MIN_BYTES = 8192
 """Content of fewer bytes travels in the message: its copy is cheaper than a file."""
@@ -191,7 +192,6 @@ class StoredText:
         return (str, (self.read(),)) if is_sent_whole else (StoredText, (self._segments,))
 
     def read(self) -> str:
-        """Reads the text."""
         return str(self._segments.content.read()[1].tobytes(), "utf-8", "surrogatepass")
 
 
@@ -230,7 +230,7 @@ class PayloadStore:
         Returns None if the value is small or of a class of the user's script, and if the memory has no room. It must
         then be sent whole.
         """
-        body, arrays = (dumps or pickle_value)(value)
+        body, arrays = (dumps or _pickle_value)(value)
         parts = [memoryview(body), *arrays]
         if sum(part.nbytes for part in parts) < MIN_BYTES or b"__main__" in body:
             return None
@@ -273,7 +273,7 @@ class PayloadStore:
             with file:
                 for part in parts:
                     file.write(part)
-                    file.write(bytes(-part.nbytes % _ALIGNMENT))
+                    file.write(padding(part.nbytes))
         except OSError:
             with contextlib.suppress(OSError):
                 os.remove(path)  # noqa: PTH107 - see above
@@ -281,8 +281,12 @@ class PayloadStore:
         return True
 
 
-def pickle_value(value: object) -> tuple[bytes, list[memoryview]]:
-    """Pickles a value. Returns the pickle, and the arrays that it refers to."""
+def padding(size: int) -> bytes:
+    """Returns the bytes to write after an array of `size` bytes, so that the next array is aligned."""
+    return bytes(-size % _ALIGNMENT)
+
+
+def _pickle_value(value: object) -> Pickled:
     arrays: list[memoryview] = []
     return pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: arrays.append(buffer.raw())), arrays
 
@@ -324,5 +328,5 @@ def _split_parts(content: NDArray[np.uint8], sizes: Sequence[int]) -> list[NDArr
     parts, start = [], 0
     for size in sizes:
         parts.append(content[start : start + size])
-        start += size + -size % _ALIGNMENT
+        start += size + len(padding(size))
     return parts

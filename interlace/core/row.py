@@ -41,7 +41,6 @@ class RowName:
 
     @classmethod
     def of(cls, row: FlowRow) -> Self:
-        """Makes the name of a row."""
         return cls(key=row.key, uid=row.uid, num_tokens=row.num_tokens, num_prompt_tokens=row.num_prompt_tokens)
 
 

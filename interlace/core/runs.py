@@ -14,18 +14,19 @@ N = TypeVar("N", int, float)
 class Runs(Sequence[N], Generic[N]):
     """Immutable sequence that is stored as (value, count) pairs. If it has one run, numpy reads it without a copy."""
 
-    __slots__ = ("_length", "_pieces")
+    __slots__ = ("_length", "pieces")
 
     def __init__(self, pieces: Sequence[tuple[N, int]]) -> None:
         """pieces: (value, count) pairs in order. Pairs with count 0 are ignored."""
-        self._pieces: tuple[tuple[N, int], ...] = tuple([piece for piece in pieces if piece[1]])
-        self._length: int = sum([count for _, count in self._pieces])
+        self.pieces: tuple[tuple[N, int], ...] = tuple([piece for piece in pieces if piece[1]])
+        """(value, count) pairs."""
+        self._length: int = sum([count for _, count in self.pieces])
 
     @classmethod
     def repeated(cls, value: N, count: int) -> "Runs[N]":
         """Returns a sequence of one value, repeated `count` times."""
         found: Runs[N] = cls.__new__(cls)
-        found._pieces, found._length = ((value, count),) if count else (), count
+        found.pieces, found._length = ((value, count),) if count else (), count
         return found
 
     @classmethod
@@ -39,23 +40,18 @@ class Runs(Sequence[N], Generic[N]):
         return cls([(value, len(list(run))) for value, run in groupby(values)])
 
     def __reduce__(self) -> "tuple[type[Runs[N]], tuple[tuple[tuple[N, int], ...]]]":
-        return type(self), (self._pieces,)  # slots are pickled as a dictionary with their names
-
-    @property
-    def pieces(self) -> tuple[tuple[N, int], ...]:
-        """(value, count) pairs."""
-        return self._pieces
+        return type(self), (self.pieces,)  # slots are pickled as a dictionary with their names
 
     @property
     def values(self) -> tuple[N, ...]:
         """Returns the value of each run, in order."""
-        return tuple([value for value, _ in self._pieces])
+        return tuple([value for value, _ in self.pieces])
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[N]:
-        return chain.from_iterable(repeat(value, count) for value, count in self._pieces)
+        return chain.from_iterable(repeat(value, count) for value, count in self.pieces)
 
     @overload
     def __getitem__(self, index: int) -> N: ...
@@ -65,7 +61,7 @@ class Runs(Sequence[N], Generic[N]):
         if isinstance(index, slice):
             return tuple(self)[index]
         place = index + self._length if index < 0 else index
-        for value, count in self._pieces:
+        for value, count in self.pieces:
             if 0 <= place < count:
                 return value
             place -= count
@@ -73,11 +69,11 @@ class Runs(Sequence[N], Generic[N]):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
         """Returns the values as a read-only array, [length]."""
-        if len(self._pieces) == 1 and not copy:
-            value, count = self._pieces[0]
+        if len(self.pieces) == 1 and not copy:
+            value, count = self.pieces[0]
             return repeat_endlessly(value, np.dtype(dtype))[:count]
-        values = np.asarray([value for value, _ in self._pieces], dtype)
-        return np.repeat(values, [count for _, count in self._pieces])
+        values = np.asarray([value for value, _ in self.pieces], dtype)
+        return np.repeat(values, [count for _, count in self.pieces])
 
 
 @lru_cache(maxsize=64)

@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 
 from interlace.core.causes import SampleFailure
-from interlace.core.types import (
-    GREEDY_INDEX,
-    NO_BASELINE,
-    Request,
-    Sample,
-    SampleKey,
-    SamplingParams,
-    TerminalEvent,
-)
+from interlace.core.types import GREEDY_INDEX, NO_BASELINE, Request, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RewardGroup
 from interlace.rollouts.stream import BASELINE, OnFailed, Stream

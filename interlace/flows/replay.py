@@ -34,7 +34,6 @@ class ReplayRole:
 
     @property
     def num_updates(self) -> int:
-        """Number of optimizer steps started."""
         return self.learner.num_updates if self.learner else 0
 
     async def learn_offline(self) -> Metrics:

@@ -11,17 +11,11 @@ from interlace.algorithms.base import Needs
 from interlace.core.causes import Cause, SampleFailure
 from interlace.core.payload import is_lost
 from interlace.core.prompts import PromptSource
-from interlace.core.types import (
-    EMPTY_INT,
-    FloatArray,
-    RewardResult,
-    Sample,
-    SampleGroup,
-    TerminalEvent,
-)
+from interlace.core.types import EMPTY_INT, FloatArray, RewardResult, Sample, SampleGroup, TerminalEvent
 from interlace.flows.steps import LoopSettings
 from interlace.rewards.shaping import SourceShaping, group_shaped, shape_result
 from interlace.rollouts.base import Episode
+from interlace.rollouts.generate import GenerateStage
 from interlace.rollouts.role_groups import CriticGroup, RewardGroup, RolloutGroup
 from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.stages.admission import Admission
@@ -46,10 +40,16 @@ class RolloutRole:
         """on_failed: called with each sample whose episode raised, and with the reason."""
         params = settings.sampling
         self.pool = stages.engine_pool(engines, params, settings.membership, on_suspended=admission.changed.fire)
-        self.stage = stages.generate_stage(
-            self.pool, episode, params, admission, limits=settings.limits, on_failed=on_failed
+        self.stage = GenerateStage(
+            stages.cluster,
+            self.pool,
+            episode,
+            params,
+            admission.channel,
+            limits=settings.limits,
+            on_generated=admission.generated,
+            on_failed=on_failed,
         )
-        self._admission = admission
 
     def generate(self, prompts: PromptSource) -> Stream:
         """Generates samples for the prompts that pass the gate: `Admission`, `GenerateStage` and `EnginePool`.
@@ -222,10 +222,6 @@ class CriticRole:
     ) -> None:
         """on_failed: called with each sample whose content is lost."""
         column = "process_rewards" if needs.process_reward else "values"
-
-        def columns(values: FloatArray) -> Columns:
-            return {column: values}
-
         self._values = self._train = None
         if group:
             self._values = stages.map_stage(
@@ -233,7 +229,7 @@ class CriticRole:
                 [group],
                 operation=CriticGroup.process_rewards if needs.process_reward else CriticGroup.values,
                 writes=(column,),
-                to_columns=columns,
+                to_columns=lambda values: {column: values},
                 on_failed=on_failed,
             )
             # With several minibatches, wait for the whole batch: late samples would get values of updated weights.

@@ -5,19 +5,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from interlace.algorithms.base import Algorithm, check_advantages
+from interlace.algorithms.base import Algorithm, check_advantages, check_shapes
 from interlace.core.causes import SampleFailure
 from interlace.core.prompts import PromptSource
 from interlace.core.types import (
+    Prompt,
+    Request,
+    Response,
     Sample,
     SampleGroup,
     SampleKey,
+    SamplingParams,
     TerminalEvent,
 )
 from interlace.flows.baseline import GreedyBaseline
-from interlace.flows.batch_statistics import add_batch_statistics
 from interlace.flows.failed_samples import FailedSamples
-from interlace.flows.outside import OutsideGeneration
 from interlace.flows.replay import ReplayRole
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter, failure_rates
@@ -26,9 +28,10 @@ from interlace.observe.goodput import Ledger
 from interlace.rollouts.base import Episode
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.play import Player
+from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
 from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns, Stream
-from interlace.runtime.channel import Channel
+from interlace.runtime.channel import Channel, with_columns
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.admission import Admission
@@ -81,6 +84,23 @@ def shares_base(groups: RoleGroups) -> bool:
     """Returns whether the reference is the base model of the actor's adapter."""
     actor: object = groups.actor
     return any(group is actor for group in groups.reference)
+
+
+class OutsideGeneration:
+    """Requests and episodes outside the flow, for an evaluation, on the engines of a run."""
+
+    def __init__(self, pool: EnginePool, player: Player, meter: StepMeter) -> None:
+        self._pool, self._player, self._meter = pool, player, meter
+
+    async def complete(self, requests: Sequence[Request]) -> list[Response]:
+        """Serves requests and returns their responses, in the order of the requests."""
+        self._meter.evaluating()
+        return await self._pool.complete(requests, who="evaluation")
+
+    async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
+        """Runs episodes, one for each prompt and index; see Player."""
+        self._meter.evaluating()
+        return await self._player.play(asked, params)
 
 
 class PolicyRun:
@@ -146,7 +166,7 @@ class PolicyRun:
             else SkippedStage()
         )
         self.replay = ReplayRole()
-        finish, draw_again = partial(add_batch_statistics, algorithm), self.redraws.take_group
+        finish, draw_again = partial(_add_batch_statistics, algorithm), self.redraws.take_group
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=finish, draw_again=draw_again)
         self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
@@ -187,10 +207,6 @@ class PolicyRun:
         """Starts the engines. An evaluation may precede the flow. observer: called at step boundaries."""
         self._observer = observer
         self.rollout.pool.start()
-        await self.publisher.install()
-
-    async def install_weights(self) -> None:
-        """Sends the actor's weights to all engines without a new version, if a run ends between two publications."""
         await self.publisher.install()
 
     def select(self, samples: Stream) -> Stream:
@@ -334,3 +350,22 @@ class PolicyRun:
         failure = self._failed.take(sample.key) if event is TerminalEvent.FAILED else None
         reason, cause = (failure.reason, failure.cause) if failure else ("", None)
         self._ended.append(Ended(sample=sample, event=event, reason=reason, cause=cause))
+
+
+def _add_batch_statistics(algorithm: Algorithm, groups: list[SampleGroup]) -> list[SampleGroup]:
+    """Returns the groups of a batch, ordered by gid, with the algorithm's advantages over the whole batch.
+
+    Returns the groups unchanged if the algorithm uses no statistics of the batch. Raises InterlaceError if the
+    advantages do not have the shapes of the samples.
+    """
+    if not algorithm.needs.batch_statistics or not groups:  # all of a step's groups may have been dropped
+        return groups
+    ordered = sorted(groups, key=lambda group: group.gid)
+    samples = [sample for group in ordered for sample in group.samples]
+    whole = algorithm.batch_advantages(samples)
+    check_shapes("batch_advantages", "advantages", whole, samples)
+    found = iter(whole)
+    return [
+        replace(group, samples=tuple([with_columns(sample, {"advantages": next(found)}) for sample in group.samples]))
+        for group in ordered
+    ]

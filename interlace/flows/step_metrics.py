@@ -40,7 +40,6 @@ class StepMeter:
         self._ledger = Ledger()
 
     def start(self) -> None:
-        """Starts a step."""
         self._start_s = self._book_boundary()
 
     def measure(self, batch: Batch, version: int, ended: Sequence[Ended], num_in_flight: int) -> Metrics:
@@ -116,10 +115,8 @@ class StepMeter:
     def _measure_timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
         phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}
         for span in spans:
-            if phase := span.phase:
-                if phase not in phases:
-                    phases[phase] = []
-                phases[phase].append(span)
+            if span.phase:
+                phases.setdefault(span.phase, []).append(span)
         busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
         return {"timing_s/step": step_s, **busy}
 

@@ -6,12 +6,7 @@ from typing import Protocol
 
 from interlace.core.causes import Cause
 from interlace.core.recovery import RecoveryConfig
-from interlace.core.types import (
-    Metrics,
-    Sample,
-    SamplingParams,
-    TerminalEvent,
-)
+from interlace.core.types import Metrics, Sample, SamplingParams, TerminalEvent
 from interlace.rewards.shaping import SourceShaping
 from interlace.rollouts.membership import NO_CHANGES, MembershipRules
 from interlace.rollouts.session import NO_LIMITS, SessionLimits

@@ -190,7 +190,7 @@ class ActorGroup(TrainedGroup, Protocol):
 
 
 class CriticGroup(TrainedGroup, Protocol):
-    """A trained model that rates each token: workers/critic.py or workers/process_reward.py, with one method each."""
+    """A trained model that rates each token: workers/critic.py, whose two workers have one method each."""
 
     def values(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
         """Returns for each sample the return that CriticWorker expects before each token, [L]."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from interlace.core.types import Request, SampleKey
 from interlace.rollouts.driver import EngineDriver
-from interlace.runtime.timeline import Timeline
+from interlace.runtime.timeline import Timeline, ToolWait
 
 
 class ToolWaits:
@@ -25,8 +25,8 @@ class ToolWaits:
         """Sample of each turn in progress."""
         self._away: Counter[EngineDriver | None] = Counter()
         """Number of samples without a turn in progress, by engine."""
-        self._open: dict[EngineDriver, int] = {}
-        """Engines that wait now, each with the handle of its wait in the timeline."""
+        self._open: dict[EngineDriver, ToolWait] = {}
+        """Engines that wait now, each with its wait in the timeline."""
         self._changed: dict[EngineDriver | None, None] = {}
         """Engines to read at the next look, in the order of their changes."""
         self._was_everywhere = False

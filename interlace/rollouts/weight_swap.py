@@ -88,7 +88,7 @@ class WeightSwap:
 
     async def install(self, ref: WeightRef) -> None:
         """Swaps the engine's weights."""
-        self._group.version = ref.version
+        self._group.rank_set.version = ref.version
         # Under drain and abort_resume no sequence runs now, and the caches kept for later turns are of older weights.
         # An engine can serve several adapters, so under drain each sequence finishes with its adapter without a wait.
         mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"

@@ -150,8 +150,7 @@ def _engine_workers(sources: ModelSources, memory: RunMemory) -> dict[str, RoleW
     """Makes, by role, workers with an engine or a scorer of the recipe."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.actor_critic import ActorCriticWorker
-    from interlace.workers.critic import CriticWorker
-    from interlace.workers.process_reward import ProcessRewardWorker
+    from interlace.workers.critic import CriticWorker, ProcessRewardWorker
     from interlace.workers.rollout import RolloutWorker
 
     recipe = sources.recipe

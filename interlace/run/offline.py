@@ -117,7 +117,7 @@ class OfflineBoundary:
             await self._saver.save(self._state_later()())
 
         found = found | await job.callbacks.call_or_save(step, recipe.steps, found, self._stream, save=save)
-        self._state, self._num_updates = self._state_later(), self._run.num_updates
+        self._state, self._num_updates = self._state_later(), self._run.actor.num_updates
         is_best = self._best.observe(step, found)
         place = self._saver.find_due(step, is_best=is_best)
         if place:
@@ -152,7 +152,7 @@ class OfflineBoundary:
 
     async def stop(self) -> None:
         """Saves the end of the last step, unless the weights have changed since, as long as a stop may last."""
-        if self._state and self._run.num_updates == self._num_updates:
+        if self._state and self._run.actor.num_updates == self._num_updates:
             await self._saver.save_in_time(self._state())
         self.ledger = self._run.ledger()
 

@@ -16,7 +16,7 @@ from interlace.observe.run_logs import RunLogs
 from interlace.robots.replay.learning import Learning
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.state import RunState
-from interlace.runtime.cluster import Cluster
+from interlace.runtime.cluster import Cluster, record_work
 
 CRITIC_FOLDER = "critic"
 """Folder of the value model in a checkpoint, if the algorithm has one."""
@@ -141,7 +141,7 @@ class Saver:
         # In a thread, because the write waits for the disk.
         written = asyncio.to_thread(to.save, state.done_steps, write, num_bytes=num_bytes)
         try:
-            await self._cluster.outside.run("checkpoint", "write", written)
+            await record_work(self._cluster, "checkpoint", "write", written)
         except UserError as error:
             if to is self._checkpoints:
                 raise

@@ -44,9 +44,9 @@ from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.warmup import make_warmed_model
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
-from interlace.runtime.worker_processes import WorkerProcess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,6 +284,6 @@ class RunProcess(ABC):
                 self._progress.say(f"{name}: micro-batches are {await group.attention()}")
 
 
-def _is_trainer(process: WorkerProcess) -> bool:
+def _is_trainer(process: ProcessRank) -> bool:
     """Returns whether a process is a rank of a role whose weights a checkpoint contains."""
     return process.name.startswith(("actor", "critic"))

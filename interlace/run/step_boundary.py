@@ -178,7 +178,7 @@ class StepBoundary:
             await self._saver.save(last_state())
         self._failed_updates.refuse_a_run_without_updates()
         if self._evaluator.has_prompts and self.after is None and not self._is_to_change:
-            await self._run.install_weights()
+            await self._run.publisher.install()
             self.after = await self._evaluate("evaluation after")
             self._logger.log_evaluation(self.done_steps, self.after.metrics())
             if self.done_steps and self._best.observe_final(self.done_steps, self.after.metrics()):

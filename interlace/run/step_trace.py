@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from interlace.observe.progress import ProgressView
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker_processes import WorkerProcess
+from interlace.runtime.process.rank import ProcessRank
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -91,7 +91,7 @@ class StepTrace:
         self._folder = folder / f"steps-{self._first}-{self._last}"
         self._controller: TorchTracer | None = None
         """Tracer of this process; None while no trace is recorded."""
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[ProcessRank] = []
         """Worker processes that are recorded too."""
 
     async def at(self, step: int) -> None:

@@ -45,7 +45,7 @@ from interlace.run.step_boundary import StepBoundary, TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter
 from interlace.run.weights import join_weights
-from interlace.runtime.cluster import Cluster
+from interlace.runtime.cluster import Cluster, record_work
 
 
 def train(
@@ -145,7 +145,7 @@ class _PolicySession(RunProcess):
         else:
             for prompt in {prompt.source: prompt for prompt in reversed(prompts)}.values():
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
-                await cluster.outside.run("reward", "trial", trial)
+                await record_work(cluster, "reward", "trial", trial)
         hosted = await self._host_flow(cluster, stream)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         if learning:

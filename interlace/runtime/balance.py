@@ -74,7 +74,8 @@ class _Rank:
 def _level_ranks(ranks: Sequence[_Rank]) -> None:
     """Moves items from the fullest rank to the emptiest as long as each move lowers the larger of the two totals."""
     # Heaps of (total, place) for thousands of ranks. An entry with another total than its rank's is outdated.
-    full, empty = [(-rank.total, place) for place, rank in enumerate(ranks)], _enumerate_totals(ranks)
+    full = [(-rank.total, place) for place, rank in enumerate(ranks)]
+    empty = [(rank.total, place) for place, rank in enumerate(ranks)]
     heapq.heapify(full)
     heapq.heapify(empty)
     while True:
@@ -96,10 +97,6 @@ def _level_ranks(ranks: Sequence[_Rank]) -> None:
         for place in places:
             heapq.heappush(full, (-ranks[place].total, place))
             heapq.heappush(empty, (ranks[place].total, place))
-
-
-def _enumerate_totals(ranks: Sequence[_Rank]) -> list[tuple[int, int]]:
-    return [(rank.total, place) for place, rank in enumerate(ranks)]
 
 
 _Share = tuple[int, tuple[int, ...]]

@@ -124,7 +124,7 @@ class Channel(Generic[K, R]):
         self._cursors.append(cursor)
         for key in self._rows:
             self._unread[key] |= cursor.bit
-            cursor._open_row(key)
+            cursor._above[key] = None
             if self._have[key] & cursor._needs == cursor._needs:
                 cursor._offer(key)
         return cursor
@@ -148,7 +148,7 @@ class Channel(Generic[K, R]):
         self._rows[key], self._have[key] = record, self._masks.find(tuple(columns))
         self._unread[key] = (1 << len(self._cursors)) - 1  # one bit per cursor
         for cursor in self._cursors:
-            cursor._open_row(key)
+            cursor._above[key] = None
         self._offer_to_all(key)
 
     def reopen(self, key: K, record: R, columns: Sequence[str], *, without: Sequence[str] = ()) -> None:
@@ -360,9 +360,6 @@ class Cursor(Generic[K, R]):
         for key in keys:
             if self._leased.pop(key, _ABSENT) is None:
                 self._channel._mark_read(key, self.bit)
-
-    def _open_row(self, key: K) -> None:
-        self._above[key] = None
 
     def _reopen_row(self, key: K, before: R) -> None:
         self._ready.pop(key, None)

@@ -26,5 +26,4 @@ class LoopClock:
         return self._loop.time() - self._start
 
     async def sleep(self, seconds: float) -> None:
-        """Suspends the current task for that long."""
         await asyncio.sleep(seconds)

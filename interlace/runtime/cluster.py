@@ -4,7 +4,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -22,10 +22,10 @@ from interlace.observe.notes import Notes
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.group_state import DeviceUse
 from interlace.runtime.process.mail import Directory
 from interlace.runtime.process.starts import Place
-from interlace.runtime.rank import Rank, Services
+from interlace.runtime.rank import Rank
+from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.revival import Revival, RevivalRule
 from interlace.runtime.run_tasks import RunTasks
 from interlace.runtime.timeline import Span, Timeline
@@ -64,7 +64,9 @@ class WorkerSpec:
     preload: tuple[str, ...] = ()
     """Modules that ranks with a separate process need. On `local`, a server imports them once for all ranks."""
     stage: int = 0
+    """Position in the flow, counted from upstream. If several groups wait for a device, the largest number is first."""
     preemptible: bool = False
+    """True if the group releases its devices early when a group of a later stage waits for them."""
     revival: RevivalRule | None = None
     """Rule by which ranks with a separate process are replaced after a death. If None, a death ends the run."""
     may_die: bool = False
@@ -92,11 +94,12 @@ class Cluster(ABC):
         self.timeline = Timeline(clock=self.clock)
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
-        self.outside = OutsideWork(self)
         self.groups: list[WorkerGroup[Worker]] = []
         """Workers that were started and have not ended."""
         self._after_workers = AsyncExitStack()
         """Resources released after all groups, last added first: ranks without a group, and shared resources."""
+        self._result_order: ResultOrder | None = None
+        """None on a virtual clock, on which no results arrive together."""
         self.tasks = RunTasks()
         self.notes = Notes()
         """Notes about processes, which are shown to users."""
@@ -133,20 +136,7 @@ class Cluster(ABC):
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError if a constructor fails, UserError if memory does not suffice."""
         ranks = await self._start_ranks(spec, "start")
-        group: WorkerGroup[Worker] = WorkerGroup(
-            spec.name,
-            spec.worker_class,
-            ranks,
-            self,
-            use=DeviceUse(
-                devices=spec.devices,
-                used=spec.used_devices,
-                working_bytes=spec.working_bytes,
-                stage=spec.stage,
-                preemptible=spec.preemptible,
-            ),
-            copies=spec.copies,
-        )
+        group: WorkerGroup[Worker] = WorkerGroup(spec, ranks, self)
         if spec.revival and self.processes.select(spec.name):
             group.rank_set.revival = Revival(
                 make_ranks=partial(self._start_again, spec, spec.revival.budget),
@@ -222,7 +212,6 @@ class Cluster(ABC):
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous | None:  # noqa: ARG002 - for clusters of processes
-        """Returns the rendezvous of the group's ranks."""
         return None
 
     def mail_directory(self) -> Directory | None:
@@ -233,12 +222,17 @@ class Cluster(ABC):
         """Runs a stage's loop, or a part of its work, until the run ends. Its exception ends the run."""
         return self.tasks.spawn(coroutine, name)
 
-    def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:
         """Registers a wait for something outside the workers. Then waits for this result's turn (see ResultOrder)."""
-        return self.outside.wait(who, what)
+        with self.waits.operation(who=who, what=what):
+            yield
+            await self.wait_turn()
 
-    async def wait_turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
+    async def wait_turn(self) -> None:
         """Waits until a result may be processed, if results are processed one at a time."""
+        if self._result_order:
+            await self._result_order.wait_turn()
 
     def at_end(self, close: Callable[[], None]) -> None:
         """Registers a function that releases a resource of the run. It is called after all workers have ended."""
@@ -312,38 +306,24 @@ def _make(context: WorkerContext, worker_class: type[W], args: Sequence[Any]) ->
     return worker_class(context, *args)
 
 
-class OutsideWork:
-    """Registers work outside the workers as waits, and records it as spans. Orders its ends like results."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def run(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
-        """Runs the work as a recorded span. who: group of the span. what: its operation."""
-        timeline, clock = self._services.timeline, self._services.clock
-        start_s, end_s = clock.now(), math.inf
-        span = Span(
-            start_s=start_s,
-            devices=(),
-            group=who,
-            rank=0,
-            operation=what,
-            cause=what,
-            step=timeline.step,
-            version=timeline.version,
-        )
-        timeline.begin(span)
-        try:
-            async with self.wait(who, what):
-                await work
-                end_s = clock.now()
-        finally:
-            now_s = clock.now()
-            timeline.end(span, start_s, min(end_s, now_s))
-
-    @asynccontextmanager
-    async def wait(self, who: str, what: str) -> AsyncIterator[None]:
-        """Registers a wait. Then waits for this result's turn (see ResultOrder)."""
-        with self._services.waits.operation(who=who, what=what):
-            yield
-            await self._services.wait_turn()
+async def record_work(cluster: Cluster, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
+    """Runs work outside the workers as a recorded span, and as a wait. who: group of the span. what: its operation."""
+    timeline, clock = cluster.timeline, cluster.clock
+    start_s, end_s = clock.now(), math.inf
+    span = Span(
+        start_s=start_s,
+        devices=(),
+        group=who,
+        rank=0,
+        operation=what,
+        cause=what,
+        step=timeline.step,
+        version=timeline.version,
+    )
+    timeline.begin(span)
+    try:
+        async with cluster.waiting(who, what):
+            await work
+            end_s = clock.now()
+    finally:
+        timeline.end(span, start_s, min(end_s, clock.now()))

@@ -1,6 +1,7 @@
 """Measured decode speed of an engine by batch size: the costs of a step, and the batch sizes that are too small."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ class DecodeCurve:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        self._seen: defaultdict[int, _Seen] = defaultdict(_Seen)
         self._too_small: set[int] | None = None
         """Underfilled batch sizes. None if calls were observed since they were computed."""
         self._products, self._targets = np.zeros((3, 3)), np.zeros(3)
@@ -37,10 +38,7 @@ class DecodeCurve:
         seconds = call.span.end_s - call.span.start_s
         if seconds <= 0 or call.num_new_tokens <= call.num_prompt_tokens + call.num_repeated_tokens:
             return
-        size = call.batch.bit_length()
-        if size not in self._seen:
-            self._seen[size] = _Seen()
-        seen = self._seen[size]
+        seen = self._seen[call.batch.bit_length()]
         seen.num_tokens += call.num_new_tokens
         seen.seconds += seconds
         seen.num_calls += 1

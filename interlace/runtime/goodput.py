@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -79,7 +80,7 @@ class LedgerBuilder:
         self._lock = lock
         self._num_devices, self._rollout_devices = num_devices, frozenset(rollout_devices)
         self._start_s = 0.0
-        self._curves: dict[str, DecodeCurve] = {}
+        self._curves: defaultdict[str, DecodeCurve] = defaultdict(DecodeCurve)
         self._num_dropped_tokens = 0
         self._lost_share = 0.0
 
@@ -141,10 +142,7 @@ class LedgerBuilder:
     def _note_calls(self, records: Records) -> None:
         self._num_dropped_tokens += records.num_dropped_tokens
         for call in records.served:
-            group = call.span.group
-            if group not in self._curves:
-                self._curves[group] = DecodeCurve()
-            self._curves[group].observe(call)
+            self._curves[call.span.group].observe(call)
 
     def _split_generation(self, seconds: dict[str, float], served: Sequence[EngineCall], window: Interval) -> None:
         """Divides a device's serving time among the bins of generation, based on the calls that ended in the window."""

@@ -5,17 +5,20 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.core.row import SampleLabel, is_row_type
 from interlace.runtime.dispatch import collect_results, deal_arguments
-from interlace.runtime.group_state import SWITCH, DeviceUse, GroupState
+from interlace.runtime.group_state import SWITCH, GroupState
 from interlace.runtime.handle import Handle
-from interlace.runtime.rank import GroupCall, Rank, Services
+from interlace.runtime.rank import GroupCall, Rank
 from interlace.runtime.revival import Revival
 from interlace.runtime.timeline import Span
 from interlace.runtime.worker import Operation, Worker, operation_of
+
+if TYPE_CHECKING:
+    from interlace.runtime.cluster import Cluster, WorkerSpec
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 UNDIVIDED = (("broadcast", "first"), ("samples", "first"), ("samples", "concat"))
@@ -41,43 +44,24 @@ class WorkerGroup(Generic[W_co]):
 
     def __init__(
         self,
-        name: str,
-        worker_class: type[W_co],
+        spec: "WorkerSpec",
         ranks: Sequence[Rank],
-        services: Services,
-        *,
-        use: DeviceUse | None = None,
-        copies: int = 1,
+        cluster: "Cluster",
     ) -> None:
-        """Makes a group of ranks that are already running.
-
-        copies: number of neighbouring ranks that form one part and get the same samples.
-        """
-        use = use or DeviceUse()
-        self.name, self.devices = name, use.devices
-        self.device_indices = use.indices
+        self.name, self.devices = spec.name, spec.devices
+        self.device_indices = tuple(device.index for device in spec.devices)
         """Indices of its devices within the cluster."""
-        of_ranks = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
-        self.rank_set = RankSet(name, ranks, services, device_indices=of_ranks, copies=copies)
-        self.state = GroupState(name, worker_class, use, self.rank_set)
-        self._class, self._services = worker_class, services
+        of_ranks = [self.device_indices[number :: len(ranks)][: spec.used_devices] for number in range(len(ranks))]
+        self.rank_set = RankSet(spec.name, ranks, cluster, device_indices=of_ranks, copies=spec.copies)
+        self.state = GroupState(spec, self.rank_set)
+        self._class, self._cluster = spec.worker_class, cluster
         self._operations: dict[str, Operation] = {}
         """Declarations of the operations called so far."""
         self._holder: asyncio.Task[Any] | None = None
         self._cause = ""
 
     @property
-    def version(self) -> int | None:
-        """Version of the weights that the ranks serve or receive, if a driver sets it. The group's spans contain it."""
-        return self.rank_set.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.rank_set.version = version
-
-    @property
     def can_revive(self) -> bool:
-        """True if revive() may replace the ranks after the death of one."""
         return self.rank_set.revival is not None
 
     async def revive(self) -> None:
@@ -88,12 +72,12 @@ class WorkerGroup(Generic[W_co]):
         revival = self.rank_set.revival
         if revival is None or not await revival.find_death(0.0):
             return
-        self._services.lock.forget(self.state)  # the state ended with the processes
+        self._cluster.lock.forget(self.state)  # the state ended with the processes
         before, revival.repeats_calls = revival.repeats_calls, True
         try:
             async with self.hold("recovery"):
                 if self.devices:
-                    await self._services.lock.bring(self.state, SWITCH)
+                    await self._cluster.lock.bring(self.state, SWITCH)
                 await self.state.measure_memory()  # on devices or not, this call replaces the ranks if no other has
         finally:
             revival.repeats_calls = before
@@ -102,11 +86,9 @@ class WorkerGroup(Generic[W_co]):
         return self.bind_operation(method, "")
 
     def call(self, operation: Callable[..., Any], *args: Any) -> Handle[Any]:
-        """Calls the worker's operation with this function's name, as `group.operation(...)` does."""
         return self.bind_operation(operation.__name__, "")(*args)
 
     def with_cause(self, cause: str) -> "CausedGroup":
-        """Returns the group's operations with a cause that replaces the cause of the hold."""
         return CausedGroup(self, cause)
 
     def bind_operation(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
@@ -141,13 +123,11 @@ class WorkerGroup(Generic[W_co]):
         return value, call.spans[0]
 
     async def ask(self, operation: Callable[..., Any]) -> Any:
-        """Returns rank 0's answer to a question about its state. Records no span and no progress."""
         answer = await self.rank_set.ranks[0].call(operation.__name__, (), {})
-        await self._services.wait_turn()
+        await self._cluster.wait_turn()
         return answer.value
 
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:
-        """Runs a concurrent operation on all ranks, alongside running operations."""
         method = operation.__name__
         how = operation_of(self._class, method)
         if how is None or not how.concurrent:
@@ -166,7 +146,7 @@ class WorkerGroup(Generic[W_co]):
         if self._is_held_here or not self.devices:
             yield
             return
-        async with self._services.lock.hold(self.state):
+        async with self._cluster.lock.hold(self.state):
             self._holder, self._cause = asyncio.current_task(), cause
             try:
                 yield
@@ -193,11 +173,10 @@ class WorkerGroup(Generic[W_co]):
 
     async def _run_with_parts(self, call: GroupCall) -> Any:
         if self.devices:
-            await self._services.lock.bring(self.state, call.how)
+            await self._cluster.lock.bring(self.state, call.how)
         return await self.rank_set.run(call)
 
     async def close(self) -> None:
-        """Ends the ranks."""
         await self.rank_set.close()
 
 
@@ -208,19 +187,19 @@ class RankSet:
         self,
         group: str,
         ranks: Sequence[Rank],
-        services: Services,
+        cluster: "Cluster",
         *,
         device_indices: Sequence[tuple[int, ...]],
-        copies: int = 1,
+        copies: int,
     ) -> None:
-        """device_indices: indices of the devices that each rank computes on. copies: see WorkerGroup."""
+        """device_indices: indices of the devices that each rank computes on. copies: see WorkerSpec."""
         self.group = group
         self.ranks: Sequence[Rank] = tuple(ranks)
         self.revival: Revival | None = None
         """Replacement of ranks that died. If None, a death ends the run."""
         self.version: int | None = None
-        """Version of the weights that the ranks serve or receive. The spans contain it. If None, the run's version."""
-        self._services, self._device_indices, self._copies = services, device_indices, copies
+        """Version of the weights that the ranks serve or receive, for their spans. If None, the run's version."""
+        self._cluster, self._device_indices, self._copies = cluster, device_indices, copies
 
     def run(self, call: GroupCall) -> Coroutine[Any, Any, Any]:
         """Runs the call, again on new ranks if one dies and the revival permits it. Returns the collected result.
@@ -253,8 +232,8 @@ class RankSet:
                 raise ended
 
     async def _run_on_rank(self, number: int, call: GroupCall, args: tuple[Any, ...]) -> Any:
-        services = self._services
-        timeline, called_s = services.timeline, services.clock.now()
+        cluster = self._cluster
+        timeline, called_s = cluster.timeline, cluster.clock.now()
         span = Span(
             start_s=called_s,
             devices=self._device_indices[number] if call.how.on_device else (),
@@ -271,14 +250,14 @@ class RankSet:
         call.spans.append(span)
         timeline.begin(span)
         start_s, end_s = called_s, math.inf
-        running = services.waits.begin(self.group, call.method, called_s)
+        running = cluster.waits.begin(self.group, call.method, called_s)
         try:
             value, start_s, end_s = await self.ranks[number].call(call.method, args, call.kwargs)
-            await services.wait_turn()  # not after an error, because it ends the run or the rank
+            await cluster.wait_turn()  # not after an error, because it ends the run or the rank
             return value
         finally:
-            services.waits.end(running)
-            now_s = services.clock.now()
+            cluster.waits.end(running)
+            now_s = cluster.clock.now()
             if not called_s <= start_s <= end_s <= now_s:
                 # Another process's clock is known only up to the message delay: nothing ran before it was called.
                 start_s = min(max(start_s, called_s), now_s)
@@ -286,7 +265,6 @@ class RankSet:
             timeline.end(span, start_s, end_s)
 
     async def close(self) -> None:
-        """Ends the ranks."""
         await asyncio.gather(*(rank.close() for rank in self.ranks))
 
 

@@ -1,16 +1,15 @@
 """The state of a group on its devices: the tenant of the device lock."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import STATE
 from interlace.runtime.rank import GroupCall
-from interlace.runtime.worker import Operation, Worker, operation_of
-from interlace.schedule.placement import Device
+from interlace.runtime.worker import Operation, operation_of
 
 if TYPE_CHECKING:
+    from interlace.runtime.cluster import WorkerSpec
     from interlace.runtime.group import RankSet
 
 SWITCH = Operation(bin="switch", phase="switch")
@@ -35,38 +34,18 @@ class Driver(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceUse:
-    """The devices of a group, and its use of them."""
-
-    devices: tuple[Device, ...] = ()
-    used: int | None = None
-    """Number of devices that each rank computes on, counted from the first. If None, all."""
-    working_bytes: int = 0
-    """Bytes that an operation needs on each device in addition to the loaded state."""
-    stage: int = 0
-    """Position in the flow, counted from upstream. If several groups wait for a device, the largest number is first."""
-    preemptible: bool = False
-    """True if the group releases its devices early when a group of a later stage waits for them."""
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """Indices of the devices within the cluster."""
-        return tuple(device.index for device in self.devices)
-
-
 class GroupState:
     """The state of a group's workers, loaded onto the devices and unloaded in parts, as the device lock requires."""
 
-    def __init__(self, name: str, worker_class: type[Worker], use: DeviceUse, ranks: "RankSet") -> None:
-        """name: of the group."""
-        self.name, self.stage, self.preemptible = name, use.stage, use.preemptible
-        self.device_indices = use.indices
+    def __init__(self, spec: "WorkerSpec", ranks: "RankSet") -> None:
+        self.name, self.stage, self.preemptible = spec.name, spec.stage, spec.preemptible
+        self.device_indices = tuple(device.index for device in spec.devices)
         """Indices of the group's devices within the cluster."""
-        self.working_bytes = use.working_bytes
+        self.working_bytes = spec.working_bytes
+        """Bytes that a running operation needs on each device in addition to the state."""
         self.part_bytes: Mapping[str, int] = {STATE: 0}
         """Bytes of each part of the state on each device, as last measured, in the order of unloading."""
-        self._class, self._ranks = worker_class, ranks
+        self._class, self._ranks = spec.worker_class, ranks
         self._driver: Driver | None = None
 
     def set_driver(self, driver: Driver) -> None:

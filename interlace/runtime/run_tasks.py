@@ -13,7 +13,6 @@ class RunTasks:
     """The tasks of a run besides its flow, and the failure that ends the run."""
 
     def __init__(self) -> None:
-        """Makes tasks on a running event loop."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hurries = False

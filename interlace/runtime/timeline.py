@@ -7,7 +7,7 @@ same records at the same moment, so a recorder costs nothing during the step.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from interlace.core.row import SampleLabel
@@ -112,7 +112,7 @@ class ToolWait:
 
     devices: tuple[int, ...]
     start_s: float
-    end_s: float
+    end_s: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +179,6 @@ class KeepAll:
         self.steps: list[StepRecord] = []
 
     def keep(self, records: Records) -> None:
-        """Adds a stretch."""
         self.spans += records.spans
         self.steps += records.steps
 
@@ -204,8 +203,8 @@ class Timeline:
     _steps: list[StepRecord] = field(default_factory=list)
     _num_dropped_tokens: int = 0
     _waits: list[ToolWait] = field(default_factory=list)
-    _waiting: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict)
-    _num_waits: int = 0
+    _waiting: list[ToolWait] = field(default_factory=list)
+    """Waits that have not ended."""
 
     @property
     def is_recorded(self) -> bool:
@@ -231,27 +230,21 @@ class Timeline:
         """Records a call of a rollout engine that ended."""
         self._served.append(served)
 
-    def begin_wait(self, devices: tuple[int, ...]) -> int:
-        """Registers that an engine on these devices now waits for tools. Returns the token for end_wait()."""
-        self._num_waits += 1
-        self._waiting[self._num_waits] = devices, self.clock.now()
-        return self._num_waits
+    def begin_wait(self, devices: tuple[int, ...]) -> ToolWait:
+        """Registers that an engine on these devices now waits for tools. Returns the wait for end_wait()."""
+        self._waiting.append(ToolWait(devices=devices, start_s=self.clock.now()))
+        return self._waiting[-1]
 
-    def end_wait(self, token: int) -> None:
-        """Records the end of a wait."""
-        wait, now_s = self._make_wait(self._waiting.pop(token)), self.clock.now()
-        if wait.start_s < now_s:
-            self._waits.append(wait)
-
-    def _make_wait(self, began: tuple[tuple[int, ...], float]) -> ToolWait:
-        return ToolWait(devices=began[0], start_s=began[1], end_s=self.clock.now())
+    def end_wait(self, wait: ToolWait) -> None:
+        self._waiting.remove(wait)
+        if wait.start_s < (now_s := self.clock.now()):
+            self._waits.append(replace(wait, end_s=now_s))
 
     def drop_tokens(self, count: int) -> None:
         """Counts generated tokens of a sample that ended before it was finished."""
         self._num_dropped_tokens += count
 
     def end_step(self, record: StepRecord) -> None:
-        """Records a step that ended."""
         self._steps.append(record)
 
     def take(self) -> Records:
@@ -271,14 +264,15 @@ class Timeline:
             recorder.close(self._records())
 
     def _records(self) -> Records:
+        now_s = self.clock.now()
         records = Records(
             spans=self._spans,
             running=self.running,
             served=self._served,
             steps=self._steps,
             num_dropped_tokens=self._num_dropped_tokens,
-            end_s=self.clock.now(),
-            waits=[*self._waits, *map(self._make_wait, self._waiting.values())],
+            end_s=now_s,
+            waits=[*self._waits, *(replace(wait, end_s=now_s) for wait in self._waiting)],
         )
         self._spans, self._served, self._steps, self._waits = [], [], [], []
         self._num_dropped_tokens = 0

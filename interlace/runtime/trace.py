@@ -8,12 +8,13 @@ All is written at step boundaries: the file grows with the run, memory does not.
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from interlace.core.row import SampleLabel
 from interlace.core.types import JSON
@@ -82,8 +83,7 @@ class TraceFile:
 
         Returns its worker's track; only there, the event lists the samples that the operation was given.
         """
-        start_us, end_us = _to_microseconds(span.start_s), _to_microseconds(end_s)
-        when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
+        when = _to_microseconds(span.start_s), _to_microseconds(end_s)
         what, worker = _make_heads(span.group, span.rank, span.operation)
         arguments = f'"cause":{_quote_text(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
         if span.bin:
@@ -100,16 +100,17 @@ class TraceFile:
         self._write_slice(track, what, when, arguments)
         return track
 
-    def _write_slice(self, track: "_Track", what: str, when: "_When", arguments: str) -> None:
-        if track.reach_us <= when.start_us:
-            track.reach_us = when.end_us
-            self._lines.append(f'{{"ph":"X",{what},{track.place},{when.text},"args":{{{arguments}}}}}')
+    def _write_slice(self, track: "_Track", what: str, when: tuple[float, float], arguments: str) -> None:
+        start_us, end_us = when
+        if track.reach_us <= start_us:
+            track.reach_us = end_us
+            text = f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}'
+            self._lines.append(f'{{"ph":"X",{what},{track.place},{text},"args":{{{arguments}}}}}')
         else:
             self._num_beside += 1
             what = f'{what},{track.place},"id":{self._num_beside}'
             self._lines.append(
-                f'{{"ph":"b",{what},"ts":{when.start_us},"args":{{{arguments}}}}},\n'
-                f'{{"ph":"e",{what},"ts":{when.end_us}}}'
+                f'{{"ph":"b",{what},"ts":{start_us},"args":{{{arguments}}}}},\n{{"ph":"e",{what},"ts":{end_us}}}'
             )
 
     def _write_step(self, step: StepRecord) -> None:
@@ -119,20 +120,12 @@ class TraceFile:
             f'"dur":{round(end_us - start_us, 3)},"args":{{"step":{step.step}}}}}'
         )
         for name, value in step.counts.items():
-            self._counters.count(name, step.end_s, value)
+            self._counters.count(name, step.end_s, f'"value":{value}')
 
     def _text(self) -> str:
         text = ",\n".join(self._lines)
         self._lines.clear()
         return text
-
-
-class _When(NamedTuple):
-    """Time of a slice: begin and end in microseconds, and the same as text for the trace."""
-
-    start_us: float
-    end_us: float
-    text: str
 
 
 @dataclass(slots=True)
@@ -197,30 +190,21 @@ class _Counters:
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
-        self._last: dict[str, object] = {}
+        self._last: dict[str, str] = {}
 
     def count_call(self, served: EngineCall) -> None:
         """Writes an engine's counters at the begin and end of a call."""
         span, kv_use = served.span, round(served.kv_use, 3)
-        self._engine(span.group, span.start_s, (served.batch, kv_use, served.num_queued))
-        after = (served.num_running, kv_use if served.num_running else 0.0, served.num_queued)
-        self._engine(span.group, span.end_s, after)
+        left_use = kv_use if served.num_running else 0.0
+        for at_s, running, use in ((span.start_s, served.batch, kv_use), (span.end_s, served.num_running, left_use)):
+            values = f'"running sequences":{running},"KV use":{use},"queued requests":{served.num_queued}'
+            self.count(span.group, at_s, values)
 
-    def count(self, name: str, at_s: float, value: float) -> None:
-        """Writes one number, if it changed."""
-        if self._last.get(name) != value:
-            self._last[name] = value
-            self._write(name, at_s, f'"value":{value}')
-
-    def _engine(self, name: str, at_s: float, values: tuple[int, float, int]) -> None:
-        if self._last.get(name) != values:
-            self._last[name] = values
-            num_running, kv_use, num_queued = values
-            self._write(
-                name, at_s, f'"running sequences":{num_running},"KV use":{kv_use},"queued requests":{num_queued}'
-            )
-
-    def _write(self, name: str, at_s: float, values: str) -> None:
+    def count(self, name: str, at_s: float, values: str) -> None:
+        """Writes numbers, as members of a JSON object, if they changed."""
+        if self._last.get(name) == values:
+            return
+        self._last[name] = values
         self._lines.append(
             f'{{"ph":"C","name":{_quote_text(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_to_microseconds(at_s)},"args":{{{values}}}}}'
         )
@@ -262,12 +246,9 @@ def _list_turns(call: EngineCall) -> str:
 
 def _names_of(samples: Sequence[SampleLabel]) -> list[JSON]:
     """Returns `uid [indices]` of each group. Samples outside any group (of an evaluation) have only their uid."""
-    groups: dict[str, list[int]] = {}
+    groups: defaultdict[str, list[int]] = defaultdict(list)
     for uid, _, index in samples:
-        if uid in groups:
-            groups[uid].append(index)
-        else:
-            groups[uid] = [index]
+        groups[uid].append(index)
     return [f"{uid} {_list_indices(tuple(indices))}" for uid, indices in groups.items()]
 
 

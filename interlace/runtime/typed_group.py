@@ -22,8 +22,6 @@ class TypedGroup(Protocol):
 
     name: str
     """`role` or `role/instance`."""
-    version: int | None
-    """Version of the weights that the ranks serve or receive, if a driver sets it."""
     devices: tuple[Device, ...]
     device_indices: tuple[int, ...]
     """Indices of its devices within the cluster."""
@@ -42,7 +40,7 @@ class TypedGroup(Protocol):
         ...
 
     def with_cause(self, cause: str) -> Self:
-        """Returns the group's operations, and nothing else of it, to be called for this cause."""
+        """Returns the group's operations, and nothing else of it, with a cause that replaces the cause of the hold."""
         ...
 
     def call(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> Handle[R]:

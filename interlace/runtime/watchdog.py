@@ -99,7 +99,6 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
     def end(self) -> None:
-        """Stops watching."""
         self._ended.set()
 
     def _beat(self) -> None:

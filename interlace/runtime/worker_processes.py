@@ -2,63 +2,32 @@
 
 import asyncio
 import weakref
-from collections.abc import Iterator, Sequence, Sized
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.processes import kill_if_stopped
+from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.process.starts import LOOK_S
-from interlace.runtime.rank import Rank
-
-
-class WorkerProcess(Rank, Protocol):
-    """A rank with a separate process."""
-
-    process_here: int | None
-    """Number of the process. None if it is on another machine, dead or ended."""
-    was_stopped: bool
-    """True if the process was killed because a signal had stopped it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def is_open(self) -> bool:
-        """True while the process exists."""
-        ...
-
-    @property
-    def open_calls(self) -> Sized:
-        """Calls on the process that have no reply yet."""
-        ...
-
-    async def death(self) -> WorkerDiedError | None:
-        """Returns the cause of the process's death, once it is determined.
-
-        Returns None if it still runs or was ended deliberately.
-        """
-        ...
 
 
 class WorkerProcesses:
     """The processes of a cluster's workers, in the order of their start."""
 
     def __init__(self) -> None:
-        self._processes: list[WorkerProcess] = []
-        self._watched: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+        self._processes: list[ProcessRank] = []
+        self._watched: weakref.WeakSet[ProcessRank] = weakref.WeakSet()
         """All processes, also those that are starting or may die."""
 
-    def __iter__(self) -> Iterator[WorkerProcess]:
+    def __iter__(self) -> Iterator[ProcessRank]:
         return iter(self._processes)
 
     def __len__(self) -> int:
         return len(self._processes)
 
-    def add(self, process: WorkerProcess) -> None:
-        """Adds a process that has started."""
+    def add(self, process: ProcessRank) -> None:
         self._processes.append(process)
 
-    def watch(self, process: WorkerProcess) -> None:
+    def watch(self, process: ProcessRank) -> None:
         """Adds a process that is about to start to those that watch_stopped() looks at."""
         self._watched.add(process)
 
@@ -72,8 +41,7 @@ class WorkerProcesses:
             for process in [*self._watched]:
                 process.was_stopped |= kill_if_stopped(process.process_here)
 
-    def select(self, group: str) -> Sequence[WorkerProcess]:
-        """Returns the processes of a group."""
+    def select(self, group: str) -> Sequence[ProcessRank]:
         return [process for process in self._processes if process.name.startswith(f"{group}[")]
 
     async def find_death(self, group: str | None = None) -> WorkerDiedError | None:

@@ -85,7 +85,7 @@ class Admission:
         """Admits groups until the gate has no room."""
         self._pump_due = False
         if not self._ended and not self._paused:
-            self._admit_wave(self._pump_round(self._rounds) if self._rounds else self._pump_groups())
+            self._admit()
 
     def set_paused(self, paused: bool) -> None:
         """Begins or ends a pause, in which no group is admitted. The gate stays open, so groups follow at its end."""
@@ -95,7 +95,7 @@ class Admission:
     def admit_probe(self) -> None:
         """Admits one group, or one round, during a pause."""
         if not self._ended:
-            self._admit_wave(self._pump_round(self._rounds) if self._rounds else self._pump_groups(most=1))
+            self._admit(most_groups=1)
 
     def reopen(self, sample: Sample, columns: Sequence[str]) -> None:
         """Replaces a live sample by one without results, which is drawn again."""
@@ -103,7 +103,8 @@ class Admission:
             self._rounds.redrawn(sample.key.gid)
         self.channel.reopen(sample.key, sample, columns)
 
-    def _admit_wave(self, wave: list[Sample]) -> None:
+    def _admit(self, most_groups: float = math.inf) -> None:
+        wave = self._pump_round(self._rounds) if self._rounds else self._pump_groups(most_groups)
         if wave:
             self._on_admit(wave)
         self.channel.wake()
@@ -147,7 +148,7 @@ class Admission:
         if self._rounds:
             self._rounds.end()
 
-    def _pump_groups(self, most: float = math.inf) -> list[Sample]:
+    def _pump_groups(self, most: float) -> list[Sample]:
         wave: list[Sample] = []
         while not self.closed and most > 0:
             most -= 1

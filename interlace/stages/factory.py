@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from interlace.core.causes import SampleFailure
 from interlace.core.prompts import PromptSource
 from interlace.core.types import Sample, SampleGroup, SamplingParams
-from interlace.rollouts.base import Episode
-from interlace.rollouts.generate import GenerateStage
 from interlace.rollouts.lending import Lending
 from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup, TrainedGroup
-from interlace.rollouts.session import SessionLimits
 from interlace.rollouts.stream import Columns, OnFailed, SampleChannel
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.gate import Gate
@@ -63,7 +60,7 @@ class StageFactory:
         predictor: LengthPredictor | None = None,
     ) -> None:
         """predictor: predicts response lengths. If None, the pool trains a ranker."""
-        self._cluster, self._schedule, self.sizes = cluster, schedule, sizes
+        self.cluster, self._schedule, self.sizes = cluster, schedule, sizes
         self._predictor = predictor
         self.gate = Gate(
             schedule,
@@ -73,8 +70,8 @@ class StageFactory:
         )
         self.live = LiveSchedule(cluster, schedule, self.gate)
         """Changes of the schedule during the run."""
-        self._resolvers: list[Callable[[], bool]] = []
         self._flushes: list[Callable[[], bool]] = []
+        """Functions that release what a stage holds back, in the order of a stall: from downstream to upstream."""
 
     def admission(
         self,
@@ -106,7 +103,7 @@ class StageFactory:
             channel=channel,
             samples_per_prompt=self.sizes.samples_per_prompt,
             rounds=rounds,
-            waits=self._cluster.waits,
+            waits=self.cluster.waits,
             on_admit=on_admit,
         )
 
@@ -120,7 +117,7 @@ class StageFactory:
     ) -> EnginePool:
         """Creates the pool of rollout engines. params: parameters of most requests. on_suspended: see EnginePool."""
         pool = EnginePool(
-            self._cluster,
+            self.cluster,
             engines,
             self._schedule,
             samples_per_step=self.sizes.samples_per_step,
@@ -130,31 +127,7 @@ class StageFactory:
             rules=rules,
         )
         self.live.pool = pool
-        # The first resolver, because all other stages may wait for suspended samples alone.
-        self._resolvers.insert(0, pool.resume)
         return pool
-
-    def generate_stage(
-        self,
-        pool: EnginePool,
-        episode: Episode,
-        params: SamplingParams,
-        admission: Admission,
-        *,
-        limits: SessionLimits,
-        on_failed: OnFailed,
-    ) -> GenerateStage:
-        """Creates the stage that generates the admitted rows. on_failed: called with samples whose episode raised."""
-        return GenerateStage(
-            self._cluster,
-            pool,
-            episode,
-            params,
-            admission.channel,
-            limits=limits,
-            on_generated=admission.generated,
-            on_failed=on_failed,
-        )
 
     def map_stage(
         self,
@@ -169,7 +142,7 @@ class StageFactory:
         """Creates a stage that adds columns, with the schedule's granule. Create upstream stages first."""
         stage = MapStage(
             name,
-            self._cluster,
+            self.cluster,
             replicas,
             operation=operation,
             writes=writes,
@@ -177,7 +150,6 @@ class StageFactory:
             granule=self._granule(name),
             on_failed=on_failed,
         )
-        # A stall first resumes suspended samples, then flushes the stages from downstream to upstream.
         self._flushes.insert(0, stage.flush)
         return stage
 
@@ -204,8 +176,7 @@ class StageFactory:
         return stage
 
     def publisher(self, actor: ActorGroup, pool: EnginePool) -> Publisher:
-        """Creates the publisher of the actor's weights to the rollout engines."""
-        return Publisher(actor, pool, self.gate, self._schedule, self._cluster.timeline)
+        return Publisher(actor, pool, self.gate, self._schedule, self.cluster.timeline)
 
     def batches(
         self,
@@ -216,16 +187,14 @@ class StageFactory:
         draw_again: Callable[[int], None],
     ) -> Batches:
         """Creates the stage that forms batches. finish, draw_again: see Batches."""
-        trained = [
-            device for role in ("actor", "critic") for devices in self._cluster.place(role) for device in devices
-        ]
+        trained = [device for role in ("actor", "critic") for devices in self.cluster.place(role) for device in devices]
         lending = Lending(pool.drivers, [device.index for device in trained], self._schedule.lend_until)
         self.live.lending = lending
         return Batches(
             admission,
             pool,
             self._schedule,
-            self._cluster.waits,
+            self.cluster.waits,
             lending=lending,
             finish=finish,
             draw_again=draw_again,
@@ -233,8 +202,10 @@ class StageFactory:
 
     def watch_stalls(self) -> None:
         """Registers the stages with the watchdog. Call it after all stages are created."""
-        for resolver in [*self._resolvers, *self._flushes]:
-            self._cluster.watchdog.on_stall(resolver)
+        # Suspended samples are resumed first, because all other stages may wait for them alone.
+        resume = [self.live.pool.resume] if self.live.pool else []
+        for resolver in [*resume, *self._flushes]:
+            self.cluster.watchdog.on_stall(resolver)
 
     def _granule(self, stage: str) -> int:
         return self._schedule.granule_samples(

@@ -55,7 +55,7 @@ class GroupStage:
             group.num_missing += 1
 
     def _begin(self, gid: int) -> "_PartialGroup":
-        group = self._gathered[gid] = _PartialGroup(num_missing=self._admission.rows.find_size(gid))
+        group = self._gathered[gid] = _PartialGroup(num_missing=len(self._admission.rows.find_keys(gid)))
         return group
 
     def _count_down(self, gid: int, group: "_PartialGroup") -> None:

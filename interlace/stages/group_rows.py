@@ -53,10 +53,6 @@ class GroupRows:
             self._channel.open(sample.key, sample, ADMITTED)
         return samples
 
-    def find_size(self, gid: int) -> int:
-        """Returns the number of rows that were opened for a live group."""
-        return len(self._launches[gid].indices)
-
     def find_keys(self, gid: int) -> list[SampleKey]:
         """Returns the keys of the rows that were opened for a live group."""
         return [SampleKey(gid, index) for index in self._launches[gid].indices]
@@ -87,11 +83,9 @@ class GroupRows:
         return lost
 
     def find_prompt(self, gid: int) -> Prompt:
-        """Returns the prompt of a live group."""
         return self._launches[gid].prompt
 
     def end(self, gid: int, event: TerminalEvent) -> None:
-        """Ends all rows of a group."""
         for index in self._launches.pop(gid).indices:
             self._channel.end(SampleKey(gid, index), event)
 

@@ -51,61 +51,49 @@ class MapStage(Generic[G, R]):
 
         granule: number of samples that one call waits for. on_failed: called with each failed sample and the reason.
         """
-        self.name, self.cluster, self.replicas = name, cluster, tuple(replicas)
-        self.operation, self._writes, self.to_columns = operation, tuple(writes), to_columns
-        self.granule, self.on_failed = granule, on_failed
-        self._attached: AttachedMap[G, R] | None = None
+        self._name, self._cluster, self._replicas = name, cluster, tuple(replicas)
+        self._operation, self._writes, self._to_columns = operation, tuple(writes), to_columns
+        self._granule, self._on_failed = granule, on_failed
+        self._wanted = f"{granule} samples for {name}"
+        self._is_attached = self._flush = False
+        self._released: deque[int] = deque()
 
     def attach(self, stream: Stream, *, given: Callable[[Sample], R | None] | None = None) -> Stream:
         """Starts the stage on the rows of `stream`. Returns the stream of rows that have the new columns.
 
         given: returns the result of a row that needs no call, else None.
         """
-        attached = self._attached = AttachedMap(self, stream, given)
-        for replica in self.replicas:
-            loop = attached.serve(replica) if replica.devices else attached.serve_concurrently(replica)
-            self.cluster.spawn(loop, name=f"{self.name} {replica.name}")
+        self._channel, self._cursor, self._given = stream.channel, stream.subscribe(self._name), given
+        self._is_attached = True
+        for replica in self._replicas:
+            loop = self._serve(replica) if replica.devices else self._serve_concurrently(replica)
+            self._cluster.spawn(loop, name=f"{self._name} {replica.name}")
         return stream.plus(*self._writes)
 
     def flush(self) -> bool:
         """Releases a partial granule, at a stall. Returns whether it released rows."""
-        return self._attached is not None and self._attached.flush()
-
-
-class AttachedMap(Generic[G, R]):
-    """Serves the rows of the stream that a MapStage is attached to."""
-
-    def __init__(self, stage: MapStage[G, R], stream: Stream, given: Callable[[Sample], R | None] | None) -> None:
-        self._stage, self._given = stage, given
-        self._channel, self._cursor = stream.channel, stream.subscribe(stage.name)
-        self._wanted = f"{stage.granule} samples for {stage.name}"
-        self._flush = False
-        self._released: deque[int] = deque()
-
-    def flush(self) -> bool:
-        """See MapStage.flush."""
-        if self._flush or self._released or not self._cursor.num_ready:
+        if not self._is_attached or self._flush or self._released or not self._cursor.num_ready:
             return False
         self._flush = True
         self._cursor.changed.fire()
         return True
 
-    async def serve(self, replica: G) -> None:
+    async def _serve(self, replica: G) -> None:
         while await self._granule_released(replica):
-            async with replica.hold(self._stage.name):
+            async with replica.hold(self._name):
                 # Leased after the wait for devices: until then other replicas may take rows, and rows may end.
                 samples = self._cursor.lease(self._released.popleft()) if self._released else []
                 results = await self._results(replica, samples)
             self._write(samples, results)
 
-    async def serve_concurrently(self, replica: G) -> None:
-        name = f"{self._stage.name} {replica.name}"
+    async def _serve_concurrently(self, replica: G) -> None:
+        name = f"{self._name} {replica.name}"
         while await self._granule_released(replica):
             samples = self._cursor.lease(self._released.popleft())
-            self._stage.cluster.spawn(self._serve_granule(replica, samples), name=name)
+            self._cluster.spawn(self._serve_granule(replica, samples), name=name)
 
     async def _serve_granule(self, replica: G, samples: Sequence[Sample]) -> None:
-        self._write(samples, await self._results(replica, samples, cause=self._stage.name))
+        self._write(samples, await self._results(replica, samples, cause=self._name))
 
     async def _results(self, replica: G, samples: Sequence[Sample], cause: str = "") -> "Sequence[R | SampleFailure]":
         """Returns one result per sample. The call contains the samples without a given result."""
@@ -129,7 +117,7 @@ class AttachedMap(Generic[G, R]):
         results: Sequence[R | SampleFailure] = []
         try:
             if left:
-                answers, _ = await replica.inline(self._stage.operation, left, cause=cause)
+                answers, _ = await replica.inline(self._operation, left, cause=cause)
                 results = answers
         except (RemoteError, PayloadLostError) as error:
             if not await _is_loss(error, left):
@@ -143,7 +131,7 @@ class AttachedMap(Generic[G, R]):
     async def _granule_released(self, replica: G) -> bool:
         while not self._released:
             ready = self._cursor.num_ready
-            if ready and (ready >= self._stage.granule or self._flush or self._cursor.starved):
+            if ready and (ready >= self._granule or self._flush or self._cursor.starved):
                 self._release(ready)
                 self._cursor.changed.fire()
             elif self._cursor.exhausted:
@@ -157,20 +145,20 @@ class AttachedMap(Generic[G, R]):
         # Packing changes the last bits of results. With granules of a whole step, two runs are equal only if samples
         # are packed in order of admission.
         self._cursor.sort_ready()
-        replicas = self._stage.replicas
-        share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._stage.granule)
+        replicas = self._replicas
+        share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._granule)
         self._released.extend([share] * (ready // share))
         if ready % share:
             self._released.append(ready % share)
 
     def _write(self, samples: Sequence[Sample], results: "Sequence[R | SampleFailure]") -> None:
         for sample, result in zip(samples, results, strict=True):
-            columns = result if isinstance(result, SampleFailure) else self._stage.to_columns(result)
+            columns = result if isinstance(result, SampleFailure) else self._to_columns(result)
             if sample.key in self._channel and self._channel.record(sample.key).segments is not sample.segments:
                 continue  # the sample was reopened during the call
             if not isinstance(columns, SampleFailure):
                 self._channel.put(sample.key, columns)  # does nothing if the sample ended during the call
-            elif sample.key in self._channel and not self._stage.on_failed(sample.key, columns):
+            elif sample.key in self._channel and not self._on_failed(sample.key, columns):
                 self._channel.end(sample.key, TerminalEvent.FAILED)
         self._cursor.acknowledge([sample.key for sample in samples])
 

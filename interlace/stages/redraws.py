@@ -24,7 +24,7 @@ class Redraws:
     Consumes: failures of samples, complete groups whose contents are lost, and notes that a sample was scored.
     Produces: samples without results, for the generation stage; pauses of admission.
     Waits for: the next probe, while the breaker is open.
-    Unblocked by: a scored sample.
+    Released by: a scored sample.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class Part:
 
     @property
     def samples(self) -> list[Sample]:
-        """Samples of all the groups."""
         return [sample for group in self.groups for sample in group.samples]
 
 
@@ -44,17 +43,14 @@ class Minibatches:
         """Groups per minibatch."""
         self._in_order = in_order and count > 1  # within one minibatch the order changes last bits only
         self._left: list[SampleGroup] = []
-        self._num_seen = self._num_trained = 0
-
-    @property
-    def num_trained(self) -> int:
+        self._num_seen = 0
+        self.num_trained = 0
         """Groups that were released."""
-        return self._num_trained
 
     @property
     def num_left(self) -> int:
         """Groups of the batch that were not released yet, including groups that must still wait."""
-        return len(self._batch.groups) - self._num_trained
+        return len(self._batch.groups) - self.num_trained
 
     def ready(self) -> list[Part]:
         """Returns the parts that can be trained on now. For a closed batch, these are all remaining groups."""
@@ -64,7 +60,7 @@ class Minibatches:
         groups = {group.gid: group for group in self._left}
         order = sorted([*groups, *(() if batch.closed else batch.pending())]) if self._in_order else list(groups)
         parts: list[Part] = []
-        start, end = 0, self.size - self._num_trained % self.size
+        start, end = 0, self.size - self.num_trained % self.size
         is_whole = True
         while is_whole and start < len(order):
             found = [groups[gid] for gid in order[start:end] if gid in groups]
@@ -73,7 +69,7 @@ class Minibatches:
                 found.sort(key=attrgetter("gid"))
                 parts.append(Part(groups=found, ends=is_whole or batch.closed))
             start, end = end, end + self.size
-        if not parts and batch.closed and (self._num_trained % self.size or not self._num_trained):
+        if not parts and batch.closed and (self.num_trained % self.size or not self.num_trained):
             # An empty part closes the open minibatch. A batch whose groups were all dropped still counts as a step.
             parts = [Part(groups=[], ends=True)]
         return parts
@@ -82,7 +78,7 @@ class Minibatches:
         """Removes the groups of these parts, which are trained on next."""
         gone = {group.gid for part in parts for group in part.groups}
         self._left = [group for group in self._left if group.gid not in gone]
-        self._num_trained += len(gone)
+        self.num_trained += len(gone)
 
 
 class TrainStage:
@@ -162,7 +158,9 @@ class TrainStage:
         """Trains on parts of the batch. Returns their samples with the proximal log-probs that were used."""
         async with self._group.hold("train"):
             # Log-probs of all parts precede the first update, so they are under the weights at the start of the step.
-            prepared = [await self._with_proximal(part.samples) for part in parts]
+            prepared = [part.samples for part in parts]
+            if self._proximal:
+                prepared = [await with_proximal(self._proximal, samples) if samples else [] for samples in prepared]
             await self._make_updates(prepared, [part.ends for part in parts])
         return [sample for samples in prepared for sample in samples]
 
@@ -196,9 +194,6 @@ class TrainStage:
             if ends[place]:
                 self.num_updates += 1
                 await self._group.optimizer_step()
-
-    async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
-        return samples if self._proximal is None or not samples else await with_proximal(self._proximal, samples)
 
     async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
         """Returns the next granule, or all groups that are ready if the batch is closed or a stall flushes it."""

@@ -3,7 +3,7 @@
 import io
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -156,17 +156,18 @@ class _ContentError(Exception):
 
 
 class _AddressPickler(pickle.Pickler):
-    """Pickles addresses. Raises _ContentError at an array or a tensor."""
+    """Pickles addresses. Raises _ContentError at an array, a tensor, or a table in a store."""
 
     def reducer_override(self, value: object) -> Any:
-        """Refuses arrays and tensors, and leaves other objects to the default."""
-        if type(value).__module__.partition(".")[0] in ("numpy", "torch"):
+        """Refuses arrays, tensors, and tables in a store, which must note each message that names them."""
+        is_stored = isinstance(value, Mapping) and not isinstance(value, dict)
+        if is_stored or type(value).__module__.partition(".")[0] in ("numpy", "torch"):
             raise _ContentError
         return NotImplemented
 
 
 def _pickle_without_content(parts: Sequence[WeightPart]) -> bytes:
-    """Returns the pickle of parts; empty if one of them contains arrays or tensors."""
+    """Returns the pickle of parts; empty if one of them contains arrays, tensors or tables in a store."""
     file = io.BytesIO()
     try:
         _AddressPickler(file, protocol=5).dump(parts)

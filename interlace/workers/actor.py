@@ -31,12 +31,10 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
-        """Adds trajectories from the replay buffer to the open minibatch's gradient, under the replay loss."""
         self._engine.accumulate_replayed(samples)
 
     @operation(on_device=False, collect="all")
     def weight_place(self) -> Place:
-        """Returns the place of this rank's weights."""
         return Place.here()
 
     @operation(on_device=False)
@@ -56,12 +54,10 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="inference", split="samples", collect="concat", parts=(WEIGHTS,))
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns log-probs [L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
 
     @operation(bin="inference", split="samples", parts=(WEIGHTS,))
     def evaluate(self, samples: Sequence[Sample]) -> Metrics:
-        """Returns the loss and its metrics on samples that are not trained on."""
         return self._engine.evaluate(samples)
 
     def close(self) -> None:

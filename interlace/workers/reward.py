@@ -29,11 +29,9 @@ class RewardWorker(Worker):
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result per sample; a failure is also a result."""
         return await self._scorer.score(samples)
 
     def close(self) -> None:
-        """Ends the scorer's processes."""
         self._scorer.close()
 
 
@@ -58,7 +56,6 @@ class RewardModelWorker(ResidentWorker):
 
     @operation(bin="score", split="samples", collect="concat")
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result per sample; a failure is also a result."""
         return self._scorer.score(samples)
 
     @operation(on_device=False)
@@ -74,7 +71,6 @@ class ScorerBySource:
         self._default, self._by_source = default, by_source
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result for each sample, in their order."""
         places: dict[str, list[int]] = {}
         for place, sample in enumerate(samples):
             source = sample.prompt.source
@@ -91,6 +87,5 @@ class ScorerBySource:
         return [results[place] for place in range(len(samples))]
 
     def close(self) -> None:
-        """Ends all scorers."""
         for scorer in (self._default, *self._by_source.values()):
             scorer.close()

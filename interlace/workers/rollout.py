@@ -172,6 +172,7 @@ class RolloutWorker(Worker):
         self._now = now
         serving = make_engine(context)
         self._engine, self._stops = serving.engine, serving.stop_token_ids
+        self._service = serving.engine if isinstance(serving.engine, ServiceEngineProtocol) else None
         self._decoder = ResponseDecoder(
             serving.tokenizer,
             serving.stop_token_ids,
@@ -238,9 +239,8 @@ class RolloutWorker(Worker):
 
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
-        """Swaps all weights between two decode steps."""
-        if isinstance(self._engine, ServiceEngineProtocol):
-            self._engine.pull_weights(ref, mode, self._reader)
+        if self._service:
+            self._service.pull_weights(ref, mode, self._reader)
             return
         with self._reader.open(ref) as weights:
             if ref.adapters:
@@ -251,23 +251,19 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def weight_place(self) -> Place:
-        """Returns the place of the engine's weight reader."""
-        return self._engine.weight_place() if isinstance(self._engine, ServiceEngineProtocol) else Place.here()
+        return self._service.weight_place() if self._service else Place.here()
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Returns the tokens that end the model's responses, for sampling parameters."""
         return self._stops
 
     @operation(on_device=False)
     def engine_metrics(self) -> Metrics:
-        """Returns the engine's counters since the last call."""
         return self._engine.metrics()
 
     @operation(on_device=False)
     def health(self) -> str:
-        """Returns the reason why the engine is lost; empty if it is not."""
-        return self._engine.health() if isinstance(self._engine, ServiceEngineProtocol) else ""
+        return self._service.health() if self._service else ""
 
     @operation(on_device=False)
     def recover(self) -> str:
@@ -275,12 +271,10 @@ class RolloutWorker(Worker):
 
         Does nothing if the engine is not lost: a rank in place of a dead one has just started or adopted its server.
         """
-        engine = self._engine
-        return engine.recover() if isinstance(engine, ServiceEngineProtocol) and engine.health() else ""
+        return self._service.recover() if self._service and self._service.health() else ""
 
     @operation(on_device=False)
     def report(self) -> EngineReport:
-        """Returns the engine's report about the model."""
         return self._engine.report()
 
     def onload(self, parts: Sequence[str] | None = None) -> None:
@@ -315,5 +309,5 @@ class RolloutWorker(Worker):
     def close(self) -> None:
         """Releases the memory of the engine's weights, and ends a server."""
         self._reader.close()
-        if isinstance(self._engine, ServiceEngineProtocol):
-            self._engine.close()
+        if self._service:
+            self._service.close()

@@ -56,7 +56,6 @@ class ScoringWorker(Worker):
 
     @operation(on_device=False)
     def attention(self) -> str:
-        """Returns the layout of micro-batch rows."""
         return "laid out by an engine service"
 
     @operation(on_device=False)

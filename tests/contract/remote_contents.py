@@ -23,6 +23,10 @@ async def body(cluster: Cluster) -> None:
         for reader, learner in enumerate(learners):
             print(f"learner {reader} reads camera {place}:", await learner.learn(pictures[place]))
     [remote] = [place for place in range(2) if isinstance(pictures[place][0].content, RemoteContent)]
+    for reader, learner in enumerate(learners):
+        passed_on = [*await learner.pass_on(pictures[remote]), *await learner.pass_on(pictures[remote])]
+        print(f"learner {reader} reads what it passed on:", await learner.learn(passed_on))
+    del passed_on
     first, *others = pictures[remote]
     others.append(await cameras[remote].take(7))  # which no reader fetched
     print("read here:", float(first.content.read().mean()))

@@ -1,6 +1,7 @@
 """Several ranks on this machine are processes, with guarantees beyond the contract."""
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import select
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
+from interlace.core.errors import InterlaceError, UserError, WorkerAbsentError, WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
@@ -46,6 +47,18 @@ def is_gone(process: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_a_process_that_the_system_refuses_is_not_blamed_on_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    async def body(cluster: Cluster) -> None:
+        monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refuse)
+        with pytest.raises(WorkerAbsentError, match=r"could not be started: .*Resource temporarily unavailable"):
+            await launch(cluster, Resident)
+
+    run(body)
 
 
 def test_they_end_with_the_cluster_and_leave_nothing_behind() -> None:

@@ -131,6 +131,29 @@ def test_how_a_child_ended_is_still_known() -> None:
     assert run(body) == 1
 
 
+def test_a_child_that_cannot_be_reached_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from interlace.runtime.ray import children
+    from interlace.runtime.ray.actor import Endpoint
+
+    found: list[Endpoint] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("nobody answers there")
+
+    async def body(cluster: Cluster) -> None:
+        get = ray.get
+        monkeypatch.setattr(ray, "get", lambda *args, **kwargs: found.append(get(*args, **kwargs)) or found[-1])
+        monkeypatch.setattr(children.socket, "create_connection", refuse)
+        with pytest.raises(OSError, match="nobody answers there"):
+            children.place_child("child", print, ())
+        monkeypatch.undo()
+        assert is_gone(found[0].process), "while the run continues"
+
+    run(body)
+
+
 def test_errors_cross_processes() -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a", Resident)

@@ -216,6 +216,7 @@ def test_contents_are_read_on_another_machine_by_reference(ray_hosts: tuple[Host
     assert len(remote) == 1, "one of the two machines has the controller's memory"
     for reader, camera in itertools.product("01", "01"):
         assert found[f"learner {reader} reads camera {camera}"] == "[0.0, 1.0, 2.0]"
+        assert found[f"learner {reader} reads what it passed on"] == str([0.0, 1.0, 2.0] * 2)
     assert (found["read here"], found["lost before the death"]) == ("0.0", "False")
     assert (found["lost with the camera"], found["a reader fails"]) == ("True", "True")
 

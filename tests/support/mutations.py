@@ -17,7 +17,7 @@ from interlace.schedule.steps import Steps, Taken
 from interlace.stages import train
 from interlace.stages.admission import Admission
 from interlace.stages.factory import StageFactory
-from interlace.stages.map import AttachedMap
+from interlace.stages.map import MapStage
 from interlace.stages.publish import Publisher
 from interlace.stages.train import Minibatches
 
@@ -141,7 +141,7 @@ def everybody_is_preempted() -> Mutation:
 def devices_before_the_granule() -> Mutation:
     """Makes a stage take its devices first and then wait for samples."""
 
-    async def serve(self: AttachedMap, replica: WorkerGroup[Any]) -> None:
+    async def serve(self: MapStage, replica: WorkerGroup[Any]) -> None:
         while True:
             async with replica.hold("a stage"):
                 if not await self._granule_released(replica):
@@ -150,7 +150,7 @@ def devices_before_the_granule() -> Mutation:
                 results = await self._results(replica, rows)
             self._write(rows, results)
 
-    return [(AttachedMap, "serve", serve)]
+    return [(MapStage, "_serve", serve)]
 
 
 def new_sequences_with_old_weights() -> Mutation:

@@ -3,8 +3,9 @@
 import os
 
 from interlace.core.errors import UserError
+from interlace.core.host_memory import host_memory_bytes
 from interlace.run.recipe.sections import ClusterConfig
-from interlace.runtime.local.cluster import LocalCluster, host_memory_bytes
+from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.machine import Machine, find_slots
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule

@@ -10,6 +10,7 @@ from interlace.algorithms import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.errors import UserError
+from interlace.core.host_memory import host_memory_bytes
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
 from interlace.data.load_sampler import create_sampler
@@ -42,7 +43,6 @@ from interlace.run.recipe.memory import (
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
 from interlace.run.recipe.teacher_prompts import check_alignment, check_context
-from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:

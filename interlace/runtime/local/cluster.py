@@ -1,7 +1,6 @@
 """Cluster in this process: each worker is a thread, so breakpoints work. Only groups of several ranks use processes."""
 
 import asyncio
-import os
 import shutil
 import tempfile
 import traceback
@@ -132,9 +131,6 @@ class LocalCluster(Cluster):
         self._directory.shared = self._folder.path if self._folder else None
         return self._directory
 
-    async def wait_turn(self) -> None:
-        await self._result_order.wait_turn()
-
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
         if self._folder is None and (folder := make_shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
@@ -156,13 +152,3 @@ def _is_cancelled() -> bool:
     except RuntimeError:  # a thread without an event loop
         return False
     return task is not None and task.cancelling() > 0
-
-
-def host_memory_bytes() -> int:
-    """Returns the memory of this machine, or the container's limit if it is smaller."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from interlace.core.errors import InterlaceError, WorkerDiedError
+from interlace.core.errors import InterlaceError, WorkerAbsentError, WorkerDiedError
 from interlace.runtime.process.child import set_process_name
 from interlace.runtime.process.launch import GUARD, LocalProcess, rank_servers, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
@@ -37,6 +37,10 @@ class SpawnedRank(ProcessRank):
             ours.close()
             await self.close()
             raise
+        except (OSError, EOFError) as error:
+            ours.close()
+            reason = str(error) or "the fork server ended"
+            raise WorkerAbsentError(f"{self.name}: its process could not be started: {reason}.") from error
         except Exception as error:
             ours.close()
             raise InterlaceError(

@@ -92,7 +92,6 @@ class LoopServer(ABC):
         self._thread = threading.get_ident()
 
     def run(self) -> None:
-        """Serves forever."""
         for work in (self._take, self._watch):
             threading.Thread(target=work, daemon=True).start()
         self._loop.call_soon(self._beat)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import InterlaceError
-from interlace.core.payload import pickling_by_value
-from interlace.runtime.process.shared import SharedArrays, SharedSpan, padding
+from interlace.core.payload import Dumps, Pickled, padding, pickling_by_value
+from interlace.runtime.process.shared import SharedArrays, SharedSpan
 from interlace.runtime.process.tensors import tensor_reducers
 
 BESIDE_BYTES = 8192
@@ -29,8 +29,6 @@ LAST = -2
 SHARED_BYTES = 1 << 18
 """Bytes of a message's arrays from which shared memory carries them, if both ends are on one machine."""
 OnBuffer: TypeAlias = Callable[[pickle.PickleBuffer], bool]
-Pickled: TypeAlias = tuple[bytes, list[memoryview]]
-Dumps: TypeAlias = Callable[[object], Pickled]
 _STAGE_BYTES = 1 << 16
 _HEAD = struct.Struct("<IQ")
 _SIZE = struct.Struct("<Q")

@@ -44,30 +44,6 @@ def spawn_context() -> context.SpawnContext:
     return _LeanSpawnContext()
 
 
-class LocalProcess:
-    """A process that a fork server started, with the interface that ProcessPool expects."""
-
-    def __init__(self, popen: "_ForkedPopen", *, needs_script: bool) -> None:
-        self._popen = popen
-        self.pid, self.sentinel = popen.pid, popen.sentinel
-        self.needs_script = needs_script
-        """True if the process imports the user's script."""
-
-    @property
-    def exitcode(self) -> int | None:
-        """Returns the exit code, negative for a signal; None while the process runs."""
-        code: int | None = self._popen.poll()
-        return code
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for the end, for at most `timeout` seconds. If None, without limit."""
-        self._popen.wait(timeout)
-
-    def kill(self) -> None:
-        """Ends the process."""
-        self._popen.kill()
-
-
 class ForkServers:
     """A fork server of this process. A server that does not answer is replaced; its processes keep running."""
 
@@ -89,7 +65,7 @@ class ForkServers:
         """True if the server has started a process, so that its modules are imported."""
         return self._server is not None and self._server is self._warm
 
-    def start(self, name: str, target: Callable[..., None], args: tuple[object, ...]) -> LocalProcess:
+    def start(self, name: str, target: Callable[..., None], args: tuple[object, ...]) -> "LocalProcess":
         """Starts a process that runs target(*args). Blocks until the server answers. Raises OSError or EOFError."""
         kind = multiprocessing.get_context("forkserver").Process
         process = kind(target=target, args=args, name=_NAME_PREFIX + name, daemon=True)
@@ -102,9 +78,9 @@ class ForkServers:
             server = self._server
             server.set_forkserver_preload(self._preload)
             _ensure_running(server)
-        popen = _ForkedPopen(process, server)
+        started = LocalProcess(process, server)
         self._warm = server
-        return LocalProcess(popen, needs_script=popen.needs_script)
+        return started
 
     def replace(self) -> None:
         """Makes the next start use a new server. The old one is killed when this process exits."""
@@ -146,7 +122,7 @@ def _kill_server(server: forkserver.ForkServer) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _pack_process(popen: "_ForkedPopen | _SpawnedPopen", process: BaseProcess) -> tuple[bytes, bool]:
+def _pack_process(popen: "LocalProcess | _SpawnedPopen", process: BaseProcess) -> tuple[bytes, bool]:
     """Returns the bytes that a new process reads, and whether the process needs the user's script."""
     content, setup = io.BytesIO(), io.BytesIO()
     context.set_spawning_popen(popen)
@@ -169,14 +145,26 @@ def _close_handles(*handles: int) -> None:
         os.close(handle)
 
 
-class _ForkedPopen(popen_forkserver.Popen):
-    """multiprocessing's fork-server process, with a given server and without the user's script."""
+class LocalProcess(popen_forkserver.Popen):
+    """multiprocessing's fork-server process, with a given server and without the user's script, if not needed."""
 
+    needs_script: bool
+    """True if the process imports the user's script."""
     _fds: list[int]
 
     def __init__(self, process: BaseProcess, server: forkserver.ForkServer) -> None:
         self._server = server
         super().__init__(process)
+
+    @property
+    def exitcode(self) -> int | None:
+        """Returns the exit code, negative for a signal; None while the process runs."""
+        code: int | None = self.poll()
+        return code
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the end, for at most `timeout` seconds. If None, without limit."""
+        self.wait(timeout)
 
     def _launch(self, process: BaseProcess) -> None:
         content, self.needs_script = _pack_process(self, process)

@@ -33,33 +33,23 @@ GREET_WITHIN_S = 10.0
 class Directory(Protocol):
     """Directory in which the ranks of a run find each other's mailboxes. It is sent to the ranks' processes."""
 
-    @property
-    def run(self) -> str:
-        """Identifier that distinguishes this run's directory from others."""
-        ...
+    run: str
+    """Identifier that distinguishes this run's directory from others."""
+    process: int
+    """Process of the run, which made the directory."""
+    shared: Path | None
+    """Shared-memory folder of the machine on which the directory was made. None if there is no such folder."""
 
     @property
     def host(self) -> str:
         """Address under which other ranks reach this process."""
         ...
 
-    @property
-    def process(self) -> int:
-        """Process of the run, which made the directory."""
-        ...
-
-    @property
-    def shared(self) -> Path | None:
-        """Shared-memory folder of the machine on which the directory was made. None if there is no such folder."""
-        ...
-
     def open_remote_store(self) -> PayloadStore | None:
         """Returns the store of values for a rank that does not share the run's memory. None if there is none."""
         ...
 
-    def publish(self, name: str, address: str) -> None:
-        """Writes an entry."""
-        ...
+    def publish(self, name: str, address: str) -> None: ...
 
     def find(self, name: str) -> str | None:
         """Reads an entry. Returns None if it does not exist yet."""
@@ -84,7 +74,6 @@ class FolderDirectory:
         return None
 
     def publish(self, name: str, address: str) -> None:
-        """See Directory."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         made = self._folder / f".{name.replace('/', '.')}"
         made.write_text(address)
@@ -95,7 +84,6 @@ class FolderDirectory:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def find(self, name: str) -> str | None:
-        """See Directory."""
         try:
             return (self._folder / name.replace("/", ".")).read_text()
         except FileNotFoundError:
@@ -144,7 +132,6 @@ class Mailbox:
             raise InterlaceError(f"{self.name}: no message{what} came from {source} within {patience_s:g} s.") from None
 
     def close(self) -> None:
-        """Closes the mailbox and its connections."""
         Mailbox._here.pop((self._secret, self.name), None)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
@@ -196,7 +183,6 @@ class Mailbox:
                     self.put(message)
 
     def put(self, message: Call) -> None:
-        """Adds a message to its queue."""
         source, value = message.args
         self._queues[source, message.method].put(value)
 
@@ -216,7 +202,6 @@ class _Line:
         write_all(self._connection.sendmsg, encode(message, self._shared, by_value=True))
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
 
 
@@ -227,7 +212,6 @@ class _Neighbour(_Line):
         self.mailbox = mailbox
 
     def send(self, message: Call) -> None:
-        """Passes the message to the mailbox."""
         self.mailbox.put(message)
 
     def close(self) -> None:

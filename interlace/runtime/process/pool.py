@@ -12,10 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError
+from interlace.core.processes import kill_if_stopped
 from interlace.core.recovery import RestartBudget
 from interlace.runtime.process.launch import GUARD
 from interlace.runtime.process.links import Child, ChildLinks
-from interlace.runtime.process.starts import LOOK_S, Place, ProcessLaunch, ProcessStarts, StoppedWatch
+from interlace.runtime.process.starts import LOOK_S, Place, ProcessLaunch, ProcessStarts
 
 TRIES = 3
 """Number of consecutive failed starts of a process after which the waiting jobs fail."""
@@ -90,7 +91,7 @@ class ProcessPool(ABC, Generic[J, T]):
         self._submitted: deque[T] = deque()
         self._links = ChildLinks()
         self._starts = ProcessStarts(name, preload, place, self._links.wake)
-        self._stopped_watch = StoppedWatch()
+        self._next_look_s = 0.0
         self._dying: Child | None = None
         """Process whose end is currently handled."""
         self._num_bad_starts = 0
@@ -177,7 +178,10 @@ class ProcessPool(ABC, Generic[J, T]):
             self._finish_start(launch)
         for child in self._starts.find_late(self._children):
             self._handle_end(child, "the fork server did not answer")
-        self._stopped_watch.kill_stopped(self._children)
+        if (now_s := time.monotonic()) >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_S
+            for child in self._children:  # a process that a signal has stopped would never answer
+                child.was_stopped |= kill_if_stopped(child.process.pid if child.process else None)
 
     def _start(self, target: Callable[..., None], *args: object) -> Child:
         """Begins the start of a process that runs target(connection, *args)."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
-from interlace.core.payload import remove_orphans
+from interlace.core.payload import Dumps, remove_orphans
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import (
     CONSTRUCTION,
@@ -15,7 +15,6 @@ from interlace.runtime.process.frames import (
     UNAWAITED,
     Assembler,
     Call,
-    Dumps,
     Reply,
     encode,
     plain_dumps,
@@ -59,7 +58,6 @@ class RankConnection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once."""
         if self.transport:
             self.transport.abort()
 
@@ -128,7 +126,6 @@ class ProcessRank(ABC):
         return not self._closed
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Runs an operation on the rank's process, after the operations called before."""
         async with self._sending:
             _check_open(self)
             call = Call(number=self.open_calls.next_number, method=method, args=args, kwargs=kwargs)
@@ -140,7 +137,6 @@ class ProcessRank(ABC):
         return RankResult(reply.value, *(self.open_calls.clock_offset.here(there_s) for there_s in reply.ran_s))
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs an operation concurrently with the running one, and before all later calls."""
         self._connection.write(self._encode_call(Call(number=UNAWAITED, method=method, args=args)))
 
     async def death(self) -> WorkerDiedError | None:
@@ -170,9 +166,6 @@ class ProcessRank(ABC):
     async def _cause_of_death(self) -> str:
         """Returns the identity of the process and the cause of its death, as far as it is known within GRACE_S."""
 
-    async def _before_result(self, value: Any) -> None:  # noqa: B027 - most connections deliver a result in one part
-        """Waits until a result is complete."""
-
     async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
         """Returns the parts of a call's message, after everything that must arrive before it."""
         return self._encode_call(call, self._shared)
@@ -201,8 +194,6 @@ class ProcessRank(ABC):
         self.open_calls.update_clock_offset(reply)
         if reply.number == UNAWAITED and reply.error:
             self._on_failure(reply.error)
-        elif self._is_waited_for(reply.value):
-            self._start_task(self._resolve_later(reply))
         elif self.open_calls.resolve(reply) and reply.error:
             # A worker that could not be constructed hangs up; this is not a death.
             self._closing |= reply.number == CONSTRUCTION
@@ -218,14 +209,6 @@ class ProcessRank(ABC):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that deliver a result in parts
-        """Returns whether a result is still incomplete."""
-        return False
-
-    async def _resolve_later(self, reply: Reply) -> None:
-        await self._before_result(reply.value)
-        self.open_calls.resolve(reply)
 
     async def _explain_death(self) -> None:
         doing = self.open_calls.describe()

@@ -8,17 +8,16 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from interlace.core.errors import DiskFullError, RemoteError, UserError
+from interlace.core.payload import Dumps
 from interlace.runtime.process.frames import (
     CONSTRUCTION,
     LAST,
     UNAWAITED,
     Assembler,
     Call,
-    Dumps,
     Reply,
     encode,
     plain_dumps,
@@ -76,12 +75,8 @@ class WorkerServer:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
-    def on_call(self, call: Call) -> None:
-        """Called with each call before it runs."""
-
-    def on_result(self, value: Any) -> Any:
-        """Returns the value to send for a result."""
-        return value
+    def encode_reply(self, reply: Reply) -> Sequence[bytes | memoryview]:
+        return encode(reply, self._shared, self._dumps)
 
     def _construct_worker(self, factory: Callable[[WorkerContext], Worker]) -> Worker | None:
         start_s = time.monotonic()
@@ -107,7 +102,6 @@ class WorkerServer:
         if call.number == LAST:
             self._is_ended = True
             return
-        self.on_call(call)
         if call.number == UNAWAITED:
             getattr(self._worker, call.method)(*call.args)
         elif asyncio.iscoroutinefunction(getattr(self._worker, call.method)):
@@ -119,7 +113,7 @@ class WorkerServer:
         with self._send_errors(call.number, call.method):
             start_s = time.monotonic()
             value = getattr(self._worker, call.method)(*call.args, **call.kwargs)
-            self._reply_to(call, value, (start_s, time.monotonic()))
+            self._send_reply(Reply(number=call.number, value=value, ran_s=(start_s, time.monotonic())))
 
     async def _await_call(self, call: Call) -> None:
         with self._send_errors(call.number, call.method):
@@ -127,13 +121,10 @@ class WorkerServer:
                 start_s = time.monotonic()
                 value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
                 ran_s = start_s, time.monotonic()
-            self._reply_to(call, value, ran_s)
-
-    def _reply_to(self, call: Call, value: Any, ran_s: tuple[float, float]) -> None:
-        self._send_reply(Reply(number=call.number, value=self.on_result(value), ran_s=ran_s))
+            self._send_reply(Reply(number=call.number, value=value, ran_s=ran_s))
 
     def _send_reply(self, reply: Reply) -> None:
-        parts = encode(reply, self._shared, self._dumps)
+        parts = self.encode_reply(reply)
         with self._writing:
             write_all(self._connection.sendmsg, parts)
 

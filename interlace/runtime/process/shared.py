@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-_ALIGNMENT = 64
+from interlace.core.payload import padding
+
 _MEMORY = Path("/dev/shm")
 _MAX_PARTS = 512
 """Parts of one write; operating systems allow 1,024."""
@@ -81,11 +82,6 @@ def remove_if_left(folder: Path) -> None:
             os.close(lock)
 
 
-def padding(size: int) -> bytes:
-    """Returns the bytes to write after an array of `size` bytes, so that the next array is aligned."""
-    return bytes(-size % _ALIGNMENT)
-
-
 def write_all(write: Callable[[Sequence[memoryview]], int], parts: Sequence[bytes | memoryview]) -> None:
     """Writes all parts with a writer that may write less than it was given."""
     left = [memoryview(part) for part in parts if len(part)]
@@ -109,15 +105,10 @@ class SharedArrays:
 
     def __init__(self, folder: Path, *, passes_on: bool) -> None:
         """passes_on: True in the controller."""
-        self._folder, self._passes_on = folder, passes_on
+        self.folder, self._passes_on = folder, passes_on
         self._numbers = count()
         self._starts: list[int] = []
         self._known: dict[int, tuple[int, str]] = {}
-
-    @property
-    def folder(self) -> Path:
-        """The folder in memory."""
-        return self._folder
 
     def share(self, arrays: Sequence[memoryview]) -> tuple[list[SharedSpan], str] | None:
         """Returns the arrays' spans, and the name of the segment made for them ('' if none was needed).
@@ -150,17 +141,17 @@ class SharedArrays:
     def remove(self, name: str) -> None:
         """Removes a segment. Its memory is freed once no process maps it."""
         with contextlib.suppress(FileNotFoundError):
-            (self._folder / name).unlink()
+            (self.folder / name).unlink()
 
     def _write_file(self, name: str, arrays: Sequence[memoryview]) -> None:
-        file = os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        file = os.open(self.folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             write_all(lambda parts: os.writev(file, parts), [part for a in arrays for part in (a, padding(a.nbytes))])
         finally:
             os.close(file)
 
     def _map(self, name: str) -> NDArray[np.uint8]:
-        file = os.open(self._folder / name, os.O_RDONLY)
+        file = os.open(self.folder / name, os.O_RDONLY)
         try:
             mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ if self._passes_on else mmap.ACCESS_COPY)
         finally:

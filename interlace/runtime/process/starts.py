@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from interlace.core.processes import kill_if_stopped
 from interlace.runtime.process.launch import fork_servers
 from interlace.runtime.process.links import Child
 
@@ -109,19 +108,3 @@ class ProcessStarts:
             except BaseException:
                 ours.close()
                 raise
-
-
-class StoppedWatch:
-    """Kills processes of this machine that a signal has stopped, because they would never answer."""
-
-    def __init__(self) -> None:
-        self._next_look_s = 0.0
-
-    def kill_stopped(self, children: Sequence[Child]) -> None:
-        """Looks for stopped processes, at most once in LOOK_S seconds. The next wait finds that they have ended."""
-        now_s = time.monotonic()
-        if now_s < self._next_look_s:
-            return
-        self._next_look_s = now_s + LOOK_S
-        for child in children:
-            child.was_stopped |= kill_if_stopped(child.process.pid if child.process else None)

@@ -8,20 +8,21 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import cloudpickle
 
+from interlace.core.payload import Pickled
 from interlace.runtime.process.admission import TOKEN_BYTES, admit
 from interlace.runtime.process.child import set_thread_name
-from interlace.runtime.process.frames import Call, Pickled, plain_dumps, with_buffers
+from interlace.runtime.process.frames import Reply, plain_dumps, with_buffers
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
-from interlace.runtime.ray import contents
-from interlace.runtime.ray.tensors import find_stored, store_large
+from interlace.runtime.ray.references import REFERENCES, Named, collect_named, forget_named
+from interlace.runtime.ray.tensors import store_large
 from interlace.runtime.worker import Worker, WorkerContext
 
 _SIOCGIFADDR = 0x8915
@@ -46,47 +47,14 @@ class Endpoint:
         return self.host == ray.util.get_node_ip_address()
 
 
-class Tables:
-    """Stored tables. Ray transfers and counts their references; messages contain only their names."""
-
-    def __init__(self) -> None:
-        self._sent: dict[str, Any] = {}
-        self._received: dict[str, Any] = {}
-
-    def hand_over(self, keys: list[str]) -> list[Any]:
-        """Returns the references of tables that a reply named."""
-        return [self._sent.pop(key) for key in keys]
-
-    def take(self, tables: dict[str, list[Any]]) -> None:
-        """Accepts the references of tables that the next call names. Lists prevent Ray from fetching the tables."""
-        self._received.update({key: refs[0] for key, refs in tables.items()})
-
-    def attach(self, values: Sequence[Any]) -> None:
-        """Sets the references of the tables among some values."""
-        for table in find_stored(values):
-            table.ref = self._received.pop(table.key)
-
-    def store(self, value: Any) -> Any:
-        """Puts a result's large tables into the store. Returns the result with the stored tables."""
-        value = store_large(value)
-        self._sent.update({table.key: table.ref for table in find_stored((value,)) if table.ref is not None})
-        return value
-
-
 class _Server(WorkerServer):
-    """Serves a worker, and passes its tables of tensors through the object store."""
+    """Serves a worker, and puts the large tables of tensors in its results into the object store."""
 
-    def __init__(
-        self, connection: socket.socket, context: WorkerContext, shared: SharedArrays | None, tables: Tables
-    ) -> None:
-        super().__init__(connection, context, shared, dumps=dumps)
-        self._tables = tables
-
-    def on_call(self, call: Call) -> None:
-        self._tables.attach((*call.args, *call.kwargs.values()))
-
-    def on_result(self, value: Any) -> Any:
-        return self._tables.store(value)
+    def encode_reply(self, reply: Reply) -> Sequence[bytes | memoryview]:
+        with collect_named() as named:
+            parts = super().encode_reply(replace(reply, value=store_large(reply.value)))
+        REFERENCES.keep(named)
+        return parts
 
 
 class RankActor:
@@ -111,7 +79,6 @@ class RankActor:
         self._token = secrets.token_bytes(TOKEN_BYTES)
         is_here = shared is not None and shared.is_dir()
         self._shared = SharedArrays(shared, passes_on=False) if shared and is_here else None
-        self._tables = Tables()
         self._endpoint = Endpoint(
             host=host,
             port=self._listener.getsockname()[1],
@@ -124,31 +91,20 @@ class RankActor:
         return self._name
 
     def endpoint(self) -> Endpoint:
-        """Returns the endpoint to connect to."""
         return self._endpoint
 
     def hand_over(self, keys: list[str]) -> list[Any]:
-        """See Tables."""
-        return self._tables.hand_over(keys)
+        return [REFERENCES.hand_over(key) for key in keys]
 
-    def take(self, tables: dict[str, list[Any]]) -> None:
-        """See Tables."""
-        self._tables.take(tables)
-
-    def hand_over_contents(self, keys: list[str]) -> list[Any]:
-        """See contents.hand_over()."""
-        return contents.hand_over(keys)
-
-    def take_contents(self, references: dict[str, list[Any]]) -> None:
-        """See contents.take()."""
-        contents.take(references)
+    def take(self, references: Named) -> None:
+        REFERENCES.take(references)
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
         """Constructs the worker and serves it until the controller hangs up."""
         set_thread_name(context.group.partition("/")[0])  # Ray sets the name of the process
         connection = admit(self._listener, self._token)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _Server(connection, context, self._shared, self._tables).run(factory)
+        _Server(connection, context, self._shared, dumps=dumps).run(factory)
 
 
 def interface_of(address: str) -> str | None:
@@ -174,4 +130,5 @@ def dumps(message: object) -> Pickled:
         found = plain_dumps(message)
         if b"__main__" not in found[0]:
             return found
+    forget_named()
     return with_buffers(lambda on_buffer: cloudpickle.dumps(message, protocol=5, buffer_callback=on_buffer))

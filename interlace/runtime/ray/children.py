@@ -45,12 +45,10 @@ class RayChild:
         self.sentinel, self._other = socket.socketpair()
 
     def join(self, timeout: float) -> None:
-        """Waits for the end of the process."""
         with contextlib.suppress(RayError):
             ray.wait([self._life], timeout=timeout)
 
     def kill(self) -> None:
-        """Ends the process."""
         self.sentinel.close()
         self._other.close()
         with contextlib.suppress(RayError, RuntimeError):  # the cluster may be gone too
@@ -70,9 +68,9 @@ def place_child(
         endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=within_s)
         life = actor.serve.remote(target, arguments)
         connection = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_WITHIN_S)
-    except RayError as error:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(endpoint.token)
+    except (RayError, OSError) as error:
         ray.kill(actor)
-        raise OSError(f"Ray says: {error}") from error
-    connection.sendall(endpoint.token)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raise OSError(f"Ray says: {error}" if isinstance(error, RayError) else str(error)) from error
     return RayChild(actor, life, endpoint.process if endpoint.is_here else None), connection

@@ -108,9 +108,6 @@ class RayCluster(Cluster):
     def mail_directory(self) -> StoreDirectory:
         return self._directory
 
-    async def wait_turn(self) -> None:
-        await self._result_order.wait_turn()
-
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
         task: Any = ray.remote(num_cpus=0)(_free_port)
         found: Rendezvous = await task.options(scheduling_strategy=self._place_at(spec.devices[:1])).remote()

@@ -20,24 +20,19 @@ class StoreDirectory:
 
     @property
     def host(self) -> str:
-        """See Directory."""
         return str(ray.util.get_node_ip_address())
 
     def open_remote_store(self) -> PayloadStore:
-        """See Directory."""
         return RemotePayloads()
 
     def publish(self, name: str, address: str) -> None:
-        """See Directory."""
         internal_kv._internal_kv_put(self._make_key(name), address.encode(), overwrite=True)
 
     def find(self, name: str) -> str | None:
-        """See Directory."""
         found = internal_kv._internal_kv_get(self._make_key(name))
         return None if found is None else str(found.decode())
 
     def clear(self) -> None:
-        """Removes the run's entries."""
         for key in internal_kv._internal_kv_list(self._make_key("")):
             internal_kv._internal_kv_del(key)
 

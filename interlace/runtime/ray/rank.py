@@ -4,7 +4,7 @@ import asyncio
 import socket
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import ray
@@ -16,13 +16,13 @@ from interlace.runtime.process.frames import Call, Reply
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
-from interlace.runtime.ray.contents import RemoteContent, collect_contents, take_missing
-from interlace.runtime.ray.tensors import find_stored
+from interlace.runtime.ray.contents import RemoteContent
+from interlace.runtime.ray.references import Referenced, collect_named, take_missing
 from interlace.runtime.worker import Worker, WorkerContext
 
 
 class RayRank(ProcessRank):
-    """Rank whose calls use a socket. Tables of tensors, and the cause of a death, are transferred by Ray."""
+    """Rank whose calls use a socket. Objects in Ray's store, and the cause of a death, are transferred by Ray."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class RayRank(ProcessRank):
         self._actor, self._lost_part = actor, lost_part
         self._where = ""
         """The process and its machine, for messages."""
-        self._late: deque[tuple[Reply, list[RemoteContent[Any]]]] = deque()
-        """Replies whose contents wait for their references, and the replies after them."""
+        self._late: deque[tuple[Reply, Sequence[Referenced]]] = deque()
+        """Replies whose objects wait for their references, and the replies after them."""
         self._contents: weakref.WeakSet[RemoteContent[Any]] = weakref.WeakSet()
         """Contents that the process owns."""
         self._life: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -105,22 +105,17 @@ class RayRank(ProcessRank):
         return f"{self._where}. If memory ran out there, use smaller batches or other devices. Ray says: {reason}"
 
     async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
-        # Ray transfers and counts the references; the frame contains only names.
-        tables = {table.key: [table.ref] for table in find_stored((*call.args, *call.kwargs.values()))}
-        with collect_contents() as named:
+        with collect_named() as named:
             parts = await super()._prepare_call(call)
-        contents = {content.key: [content.ref] for content in named}
         try:
-            if tables:
-                await self._actor.take.remote(tables)
-            if contents:
-                await self._actor.take_contents.remote(contents)
+            if named:
+                await self._actor.take.remote(dict(named))
         except RayError as error:
             raise self._lose(error) from error
         return parts
 
     def _handle_reply(self, reply: Reply) -> None:
-        """Handles a reply after the references of its contents have arrived, and replies in their order."""
+        """Handles a reply after the references of its objects have arrived, and replies in their order."""
         missing = take_missing()
         if not missing and not self._late:
             super()._handle_reply(reply)
@@ -132,16 +127,17 @@ class RayRank(ProcessRank):
     async def _handle_late_replies(self) -> None:
         while self._late:
             reply, missing = self._late[0]
-            keys, references = [content.key for content in missing], []
+            keys, references = [named.key for named in missing], []
             try:
                 if keys:
-                    references = await self._actor.hand_over_contents.remote(keys)
+                    references = await self._actor.hand_over.remote(keys)
             except RayError as error:
                 self._lose(error)
                 return
-            for content, reference in zip(missing, references, strict=True):
-                content.ref = reference
-                self._contents.add(content)
+            for named, reference in zip(missing, references, strict=True):
+                named.ref = reference
+                if isinstance(named, RemoteContent):
+                    self._contents.add(named)
             self._late.popleft()
             super()._handle_reply(reply)
 
@@ -160,19 +156,6 @@ class RayRank(ProcessRank):
             self._fail_connection(WorkerDiedError(f"{self.name} cannot be reached {self._where}. Ray says: {error}"))
         assert self._dead is not None
         return self._dead
-
-    def _is_waited_for(self, value: Any) -> bool:
-        return bool(find_stored((value,)))
-
-    async def _before_result(self, value: Any) -> None:
-        tables = find_stored((value,))
-        try:
-            references = await self._actor.hand_over.remote([table.key for table in tables])
-        except RayError as error:
-            self._lose(error)
-            return
-        for table, reference in zip(tables, references, strict=True):
-            table.ref = reference
 
 
 def _tune_socket(connection: socket.socket) -> None:

@@ -154,7 +154,6 @@ class OwnParts:
         return ""
 
     def end(self) -> None:
-        """Ends the remaining processes."""
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

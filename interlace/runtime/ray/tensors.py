@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from interlace.runtime.process.tensors import PackedTensor, pack, unpack
+from interlace.runtime.ray.references import REFERENCES, note_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,13 +21,14 @@ class StoredTensors(Mapping[str, "Tensor"]):
     """A read-only table of tensors in Ray's object store. It is fetched on first access, without a copy on one node."""
 
     def __init__(self, key: str, ref: Any = None) -> None:
-        """key: names the object across processes. ref: Ray's reference, sent separately because Ray counts it."""
+        """key: names the object across processes. ref: Ray's reference. If None, it was passed on, or follows."""
         self.key, self.ref = key, ref
         self._tensors: dict[str, Tensor] | None = None
+        if ref is None:
+            REFERENCES.find(self)
 
     @classmethod
     def put(cls, tensors: "Mapping[str, Tensor]") -> "StoredTensors":
-        """Copies the tensors into the store."""
         ref = ray.put({name: pack(tensor) for name, tensor in tensors.items()})
         return cls(ref.hex(), ref)
 
@@ -40,6 +42,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return len(self._fetch_table())
 
     def __reduce__(self) -> "tuple[type[StoredTensors], tuple[str]]":
+        note_named(self)
         return StoredTensors, (self.key,)
 
     def _fetch_table(self) -> "dict[str, Tensor]":
@@ -69,23 +72,6 @@ def store_large(result: Any) -> Any:
             new = store_large(value)
             changed.update({} if new is value else {name: new})
     return dataclasses.replace(result, **changed) if changed else result
-
-
-def find_stored(values: Sequence[Any]) -> list[StoredTensors]:
-    """Finds stored tables among some values and in the fields of records among them, as store_large() does."""
-    found = []
-    for value in values:
-        if isinstance(value, StoredTensors):
-            found.append(value)
-        elif _is_record(value):
-            parts = [getattr(value, name) for name in _list_fields(value)]
-            if hasattr(type(value), _DEEPER):
-                found += find_stored(
-                    [entry for part in parts for entry in (part if isinstance(part, tuple) else (part,))]
-                )
-            else:
-                found += [part for part in parts if isinstance(part, StoredTensors)]
-    return found
 
 
 _DEEPER = "tensors_within"

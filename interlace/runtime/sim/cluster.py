@@ -50,11 +50,9 @@ class InlineRank:
             raise RemoteError(self._context.group, self._context.rank, method, traceback.format_exc()) from error
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Runs an operation at once, alongside any running operation."""
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
-        """Ends the worker."""
         self._worker.close()
 
 

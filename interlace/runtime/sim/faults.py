@@ -49,7 +49,6 @@ class FaultyRank:
         self._death: WorkerDiedError | None = None
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """Calls the rank, unless a fault applies."""
         fault = self._count_call(method)
         if self._death:
             raise self._death
@@ -74,7 +73,6 @@ class FaultyRank:
             self._rank.call_now(method, args)
 
     async def close(self) -> None:
-        """Ends the worker."""
         await self._rank.close()
 
     def _count_call(self, method: str) -> Fault | None:

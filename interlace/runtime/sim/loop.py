@@ -181,5 +181,4 @@ class VirtualClock:
         return self._loop.now_s - self._start_s
 
     async def sleep(self, seconds: float) -> None:
-        """Suspends the current task for that long."""
         await self._loop.alarm(seconds)

@@ -88,11 +88,9 @@ class _RestartedRank:
         return await self._rank.call(method, args, kwargs)
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Calls the rank at once."""
         self._rank.call_now(method, args)
 
     async def close(self) -> None:
-        """Ends the worker."""
         await self._rank.close()
 
     async def _serve_until_fault(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:

@@ -29,8 +29,7 @@ from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.worker import Worker, operation_of
 from interlace.workers.actor import ActorWorker
 from interlace.workers.actor_critic import ActorCriticWorker
-from interlace.workers.critic import CriticWorker
-from interlace.workers.process_reward import ProcessRewardWorker
+from interlace.workers.critic import CriticWorker, ProcessRewardWorker
 from interlace.workers.reference import ReferenceWorker
 from interlace.workers.reward import RewardModelWorker, RewardWorker
 from interlace.workers.rollout import RolloutWorker
