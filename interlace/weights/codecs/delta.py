@@ -129,11 +129,5 @@ def _select_positions(
     return inside, np.ravel_multi_index(own, box.size)
 
 
-def encoder(config: WeightsConfig) -> DeltaEncoder:
-    """Makes the writer side."""
-    return DeltaEncoder(config)
-
-
-def decoder() -> DeltaDecoder:
-    """Makes the reader side."""
-    return DeltaDecoder()
+encoder = DeltaEncoder
+decoder = DeltaDecoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
@@ -11,6 +11,7 @@ from interlace.core.plugins import find_part
 from interlace.weights import transports
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import Box
 from interlace.weights.ref import WeightPart
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ class Sender(Protocol):
         ...
 
     def keep(self, versions: Collection[int]) -> None:
-        """Frees the content of all versions but these."""
-        ...
+        """Frees the content of all versions but these. Does nothing if versions end by themselves."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the transport. Does nothing if it holds neither memory nor connections."""
 
 
 class Lease(Protocol):
@@ -60,7 +61,8 @@ class Receiver(Protocol):
         """Receives pieces of a part, all of them or none. Raises InterlaceError if the content cannot be received."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the transport. Does nothing if it holds neither memory nor connections."""
 
 
 class TransportModule(Protocol):
@@ -75,11 +77,21 @@ class TransportModule(Protocol):
         ...
 
 
+def cut_out(tensor: Tensor, box: Box | None) -> Tensor:
+    """Returns a block of a tensor, as a view; the tensor itself if box is None."""
+    return tensor if box is None else tensor[box.slices]
+
+
 class Held:
     """A lease on memory that lives longer than the lease."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
+
+    @classmethod
+    def cut(cls, tensors: Mapping[str, Tensor], pieces: Sequence[Piece]) -> Held:
+        """Holds pieces of named tensors, as views."""
+        return cls([cut_out(tensors[name], box) for name, box in pieces])
 
     def close(self) -> None:
         """Drops the references to the pieces."""

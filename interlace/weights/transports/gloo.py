@@ -27,10 +27,10 @@ from torch import Tensor
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import content_hash, cut_out, own_tensors
+from interlace.weights.content import content_hash, own_tensors
 from interlace.weights.plan import Box
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Held, Lease, Sent
+from interlace.weights.transports.base import Held, Lease, Sent, cut_out
 
 if TYPE_CHECKING:
     from interlace.weights.meeting import Meeting
@@ -157,7 +157,7 @@ class PeerSender:
         pair.send(torch.tensor([int(bool(held))])).wait()
         on_way: list[tuple[Any, Tensor]] = []
         for name, box in asked if held else ():
-            piece = cut_out(held[name], box and box.slices).contiguous()
+            piece = cut_out(held[name], box).contiguous()
             if not piece.numel():
                 continue
             on_way.append((pair.send(piece), piece))  # keeps the piece alive until it has been sent
@@ -295,6 +295,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> PeerSender:  
     return PeerSender(config)
 
 
-def receiver() -> PeerReceiver:
-    """Makes an engine rank's side."""
-    return PeerReceiver()
+receiver = PeerReceiver
