@@ -169,7 +169,8 @@ class RunFolder:
 def set_timeline_aside(run: RunFolder) -> None:
     """Renames an existing timeline to a numbered file: a resumed run has a new clock and timeline."""
     if run.timeline.exists():
-        number = 1 + len(list(run.path.glob("timeline-*.json")))
+        names = [path.stem.removeprefix("timeline-") for path in run.path.glob("timeline-*.json")]
+        number = 1 + max((int(name) for name in names if name.isdecimal()), default=0)  # one may have been deleted
         run.timeline.rename(run.path / f"timeline-{number}.json")
 
 
