@@ -55,11 +55,9 @@ class ActionHead(Protocol):
         temperature [N]; 0 is greedy. Returns ids [N] and their log-probs [N]. A greedy answer gets its log-prob at
         temperature 1.
         """
-        ...
 
     def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Computes log-probs of ids [T] and entropies [T], in nats, with gradient to outputs [T, V]."""
-        ...
 
 
 class GaussianHead:

@@ -38,7 +38,6 @@ class AliasEnds(Sender, Receiver):
     """Both sides. The content lives as long as its source."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
-        """See Sender."""
         tensors = dict(own_tensors(parcel, copy=copy))
         found = ContentHash()
         for tensor in tensors.values():
@@ -49,7 +48,6 @@ class AliasEnds(Sender, Receiver):
         return Sent(source=AliasSource(tensors=tensors), checksum=str(found), frozen=copy)
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         assert isinstance(part.source, AliasSource)
         return Held.cut(part.source.tensors, pieces)
 

@@ -34,7 +34,6 @@ class Sender(Protocol):
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:
         """Makes a parcel available to receivers. copy: the given tensors may change later, and the content must not."""
-        ...
 
     def keep(self, versions: Collection[int]) -> None:
         """Frees the content of all versions but these. Does nothing if versions end by themselves."""
@@ -49,7 +48,6 @@ class Lease(Protocol):
     @property
     def tensors(self) -> Sequence[Tensor]:
         """Returns the pieces, in the requested order."""
-        ...
 
     def close(self) -> None: ...
 
@@ -59,7 +57,6 @@ class Receiver(Protocol):
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
         """Receives pieces of a part, all of them or none. Raises InterlaceError if the content cannot be received."""
-        ...
 
     def close(self) -> None:
         """Ends the transport. Does nothing if it holds neither memory nor connections."""
@@ -70,11 +67,9 @@ class TransportModule(Protocol):
 
     def sender(self, config: WeightsConfig, *, rank: int, num_ranks: int) -> Sender:
         """Makes a trainer rank's side."""
-        ...
 
     def receiver(self) -> Receiver:
         """Makes an engine rank's side."""
-        ...
 
 
 def cut_out(tensor: Tensor, box: Box | None) -> Tensor:

@@ -38,7 +38,6 @@ class IpcSender(Sender):
         self._kept: deque[dict[str, Tensor]] = deque(maxlen=KEPT)
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender."""
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -57,7 +56,6 @@ class IpcReceiver(Receiver):
     """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         assert isinstance(part.source, IpcSource)
         opened = {name: rebuild(*arguments) for name, (rebuild, arguments) in part.source.handles.items()}
         return Held.cut(opened, pieces)

@@ -65,7 +65,7 @@ class FolderSender(Sender):
         self._form: SavedForm | None = None
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender. Raises DiskFullError if the disk is full."""
+        """Raises DiskFullError if the disk is full."""
         place = version_folder(self._folder, version)
         place.mkdir(parents=True, exist_ok=True)
         mark = place / f"rank-{self._rank}-of-{self._num_ranks}.done"
@@ -122,7 +122,7 @@ class FolderReceiver(Receiver):
     """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver. Checks the hash of the blocks that the rank wrote."""
+        """Checks the hash of the blocks that the rank wrote."""
         source = part.source
         assert isinstance(source, FolderSource)
         try:

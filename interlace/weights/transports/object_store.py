@@ -28,13 +28,11 @@ class MessageEnds(Sender, Receiver):
     """Both sides. The store keeps its content, read-only, as long as a version is referenced."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
-        """See Sender."""
         tensors = {name: tensor.cpu() for name, tensor in own_tensors(parcel, copy=copy)}
         # If no message leaves the process, tensors that were not copied are still the trainer's memory.
         return Sent(source=MessageSource(tensors=tensors), checksum=content_hash(tensors.values()), frozen=copy)
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         assert isinstance(part.source, MessageSource)
         return Held.cut(part.source.tensors, pieces)
 

@@ -25,7 +25,7 @@ from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ALIGNMENT, ContentHash, fill, offsets_of, view_of
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Sender, Sent, cut_out
+from interlace.weights.transports.base import Receiver, Sender, Sent, cut_out
 
 MEMORY = Path("/dev/shm")
 _HEAD = struct.Struct("<q16s")
@@ -108,7 +108,6 @@ class SlotSender(Sender):
         self._num_made = 0
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender."""
         offsets, size = offsets_of(parcel.entries.values(), start=ALIGNMENT)
         slot = self._free_slot(size)
         try:
@@ -179,14 +178,13 @@ class _SlotLease:
             self._slot.unlock()
 
 
-class SlotReceiver:
+class SlotReceiver(Receiver):
     """An engine rank's side. Keeps slots mapped, so that a reused slot needs no new page-table entries."""
 
     def __init__(self) -> None:
         self._slots: dict[Path, _Slot] = {}
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> _SlotLease:
-        """See Receiver."""
         source = part.source
         assert isinstance(source, SlotSource)
         self._forget_removed()
