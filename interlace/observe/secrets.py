@@ -75,14 +75,20 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
 def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
     """Returns the settings of a config.yaml, with MASK replaced by the values in secrets.yaml of the same folder."""
     path = config.with_name(SECRETS_FILE)
-    try:
-        found = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {error}. Delete it, and give the secrets as overrides.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no settings. Delete it, and give the secrets as overrides.")
-    secrets: dict[str, str] = found
+    found = read_settings(path, "Delete it, and give the secrets as overrides.") if path.is_file() else {}
+    secrets = {name: str(value) for name, value in found.items()}
     return _map_texts(settings, lambda text, path: secrets.get(".".join(path), MASK) if text == MASK else text)
+
+
+def read_settings(path: Path, remedy: str) -> Mapping[str, JSON]:
+    """Reads a mapping of YAML. Raises UserError that ends with the remedy if the file is damaged."""
+    try:
+        found = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {error}. {remedy}") from None
+    if not isinstance(found, Mapping):
+        raise UserError(f"{path} holds no settings. {remedy}")
+    return found
 
 
 def check_unmasked(settings: Mapping[str, JSON]) -> None:

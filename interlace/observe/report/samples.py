@@ -67,13 +67,14 @@ def sample_groups(run: RunData) -> list[ShownSamples]:
     """Chooses the samples of a run; groups without samples are left out."""
     samples = [sample for sample in run.transcripts if sample.num_tokens]
     scored = [sample for sample in samples if sample.reward is not None]
-    ordered = sorted(scored, key=lambda sample: (-(sample.reward or 0.0), -sample.step))
+    best = sorted(scored, key=lambda sample: (-(sample.reward or 0.0), -sample.step))
+    worst = sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
     drawn = random.Random(SEED).sample(samples, min(NUM_EACH, len(samples)))
     longest = sorted(samples, key=lambda sample: -sample.num_tokens)
-    has_spread = bool(ordered) and ordered[0].reward != ordered[-1].reward
+    has_spread = bool(best) and best[0].reward != best[-1].reward
     groups = (
-        ("Best", "highest reward, the latest first", _select_distinct(ordered) if has_spread else []),
-        ("Worst", "lowest reward, the latest first", _select_distinct(_sort_by_reward(scored)) if has_spread else []),
+        ("Best", "highest reward, the latest first", _select_distinct(best) if has_spread else []),
+        ("Worst", "lowest reward, the latest first", _select_distinct(worst) if has_spread else []),
         ("Random", "drawn from all steps", sorted(drawn, key=lambda sample: sample.step)),
         ("Longest", "a step waits for them", _select_distinct(longest)),
         ("One prompt over time", "the prompt that was drawn in the most steps", _over_time(scored)),
@@ -85,10 +86,6 @@ def sample_groups(run: RunData) -> list[ShownSamples]:
         for title, note, chosen in groups
         if chosen
     ]
-
-
-def _sort_by_reward(scored: Sequence[Transcript]) -> list[Transcript]:
-    return sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
 
 
 def _select_distinct(samples: Sequence[Transcript]) -> list[Transcript]:
