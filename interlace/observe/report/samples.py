@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.observe.answers import EvaluationAnswer
+from interlace.observe.answers import AnswerPair, EvaluationAnswer, pair_answers
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.step_line import printable
 
@@ -48,19 +48,6 @@ class FailureCause:
     count: int
     first_step: int
     last_step: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerPair:
-    """Answers to one held-out prompt at the first and at the last evaluation."""
-
-    uid: str
-    prompt: str
-    right_answer: str
-    before: str
-    after: str
-    was_correct: bool
-    is_correct: bool
 
 
 def sample_groups(run: RunData) -> list[ShownSamples]:
@@ -150,17 +137,10 @@ def answer_pairs(answers: Mapping[int, Sequence[EvaluationAnswer]]) -> list[Answ
     """Pairs the answers of the first and the last evaluation; empty with fewer than two evaluations."""
     if len(answers) < 2:
         return []
-    before = {answer.uid: answer for answer in answers[min(answers)]}
-    return [
-        AnswerPair(
-            uid=printable(after.uid),
-            prompt=cut(after.prompt),
-            right_answer=cut(after.right_answer),
-            before=cut(before[after.uid].response),
-            after=cut(after.response),
-            was_correct=before[after.uid].correct,
-            is_correct=after.correct,
-        )
-        for after in answers[max(answers)]
-        if after.uid in before
-    ][:NUM_ANSWERS]
+    pairs = pair_answers(answers[min(answers)], answers[max(answers)])
+    return [(_cut_answer(before), _cut_answer(after)) for before, after in pairs[:NUM_ANSWERS]]
+
+
+def _cut_answer(answer: EvaluationAnswer) -> EvaluationAnswer:
+    texts = {name: cut(getattr(answer, name)) for name in ("prompt", "right_answer", "response")}
+    return answer.model_copy(update={"uid": printable(answer.uid), **texts})
