@@ -57,8 +57,9 @@ class SavedBlock(NamedTuple):
 class FolderSender(Sender):
     """A trainer rank's side. The folders stay at its end, because other programs may read them."""
 
-    def __init__(self, folder: Path, rank: int, num_ranks: int) -> None:
-        self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
+    def __init__(self, config: WeightsConfig, *, rank: int, num_ranks: int) -> None:
+        self._folder = Path(config.folder or "").expanduser().absolute()
+        self._rank, self._num_ranks = rank, num_ranks
         self._written: list[int] = []
         self._num_sent = 0
         """Number of sent versions; equal on every rank, since all ranks send each version in the same order."""
@@ -216,9 +217,5 @@ def _map_file(file: Path) -> dict[str, Tensor]:
         return {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - the file is not a mapping
 
 
-def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> FolderSender:
-    """Makes a trainer rank's side."""
-    return FolderSender(Path(config.folder or "").expanduser().absolute(), rank, num_ranks)
-
-
+sender = FolderSender
 receiver = FolderReceiver
