@@ -37,9 +37,11 @@ class Sender(Protocol):
 
     def keep(self, versions: Collection[int]) -> None:
         """Frees the content of all versions but these. Does nothing if versions end by themselves."""
+        del versions
 
     def close(self) -> None:
         """Ends the transport. Does nothing if it holds neither memory nor connections."""
+        return
 
 
 class Lease(Protocol):
@@ -60,6 +62,7 @@ class Receiver(Protocol):
 
     def close(self) -> None:
         """Ends the transport. Does nothing if it holds neither memory nor connections."""
+        return
 
 
 class TransportModule(Protocol):
