@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import NonNegativeFloat
 
 from interlace.algorithms.grpo import GRPO
-from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_mean
+from interlace.algorithms.losses import sequence_mean
 from interlace.algorithms.policy import OwnRatioSettings
 from interlace.core.training import MAX_LOG_RATIO, Aggregation, LossInputs
 
@@ -28,15 +28,8 @@ class GSPO(GRPO):
 
     Settings = GSPOSettings
 
-    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Computes the sequence's ratio at each token, with that token's gradient."""
+    def ratio(self, inputs: LossInputs, proximal_T: Tensor) -> Tensor:
+        """Computes the sequence's ratio at each token, [T], with that token's gradient."""
         log_ratio_N = sequence_mean(inputs.logprobs_T.detach() - proximal_T, inputs)
         log_ratio_T = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[inputs.sample_T]
-        ratio_T = (log_ratio_T + inputs.logprobs_T - inputs.logprobs_T.detach()).exp()
-        return clipped_surrogate(
-            ratio_T,
-            inputs.advantages_T,
-            clip_low=self.settings.clip_low,
-            clip_high=self.settings.clip_high,
-            dual_clip=self.settings.dual_clip,
-        )
+        return (log_ratio_T + inputs.logprobs_T - inputs.logprobs_T.detach()).exp()

@@ -1,30 +1,27 @@
 """Makes an algorithm by name, with its settings."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from interlace.algorithms.base import Algorithm
+from interlace.algorithms.base import Algorithm, Needs
 from interlace.core.errors import UserError
 from interlace.core.plugins import class_names, find_class
 
 
 def algorithm_names() -> list[str]:
     """Lists the built-in algorithms that train on rewarded samples of each step, sorted."""
-    names = set(class_names(_import_package(), Algorithm)) - set(objective_names())
-    needs = {name: create_algorithm(name, {}).needs for name in names}
-    return sorted(name for name in names if needs[name].reward and needs[name].on_policy)
+    return [name for name, needs in _list_needs() if needs.reward and needs.on_policy]
 
 
 def off_policy_names() -> list[str]:
     """Lists the built-in algorithms that train from the replay alone, sorted."""
-    names = set(class_names(_import_package(), Algorithm)) - set(objective_names())
-    return sorted(name for name in names if not create_algorithm(name, {}).needs.on_policy)
+    return [name for name, needs in _list_needs() if not needs.on_policy]
 
 
 def objective_names() -> list[str]:
     """Lists the built-in algorithms that train on given rows, sorted."""
-    return [name for name in class_names(_import_package(), Algorithm) if _kind_of(name).rows is not None]
+    return [name for name in class_names(_import_package(), Algorithm) if create_algorithm(name, {}).rows is not None]
 
 
 def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
@@ -40,8 +37,12 @@ def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
         raise UserError(f"algorithm {spec!r} is made as {kind.__name__}(settings), which fails: {error}.") from error
 
 
-def _kind_of(name: str) -> type[Algorithm]:
-    return find_class("algorithm", _import_package(), name, Algorithm)  # type: ignore[type-abstract]
+def _list_needs() -> Iterator[tuple[str, Needs]]:
+    """Yields the needs of each built-in algorithm on samples of a policy."""
+    for name in class_names(_import_package(), Algorithm):
+        algorithm = create_algorithm(name, {})
+        if algorithm.rows is None:
+            yield name, algorithm.needs
 
 
 def _import_package() -> ModuleType:

@@ -60,7 +60,7 @@ class PolicySettings(AlgorithmConfig):
 
 
 class PolicyAlgorithm(Algorithm):
-    """Base of policy-gradient algorithms. A subclass defines the advantages, and may override the `surrogate`."""
+    """Base of policy-gradient algorithms. A subclass defines the advantages, and often `ratio` or `surrogate`."""
 
     Settings = PolicySettings
     settings: PolicySettings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms.advantages import leave_one_out, per_token
 from interlace.algorithms.base import Advantages
-from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_sum
+from interlace.algorithms.losses import sequence_sum
 from interlace.algorithms.policy import GroupAlgorithm, OwnRatioSettings
 from interlace.core.training import MAX_LOG_RATIO, Aggregation, LossInputs
 
@@ -30,13 +30,7 @@ class RLOO(GroupAlgorithm):
     def advantages(self, group: SampleGroup) -> Advantages:
         return Advantages(advantages=per_token(leave_one_out(self.rewards(group)), group.samples))
 
-    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Clips the sequence as a single action, by the sum of its log-probs."""
+    def ratio(self, inputs: LossInputs, proximal_T: Tensor) -> Tensor:
+        """Computes the ratio of the sequence as a single action, by the sum of its log-probs, [T]."""
         log_ratio_N = sequence_sum(inputs.logprobs_T - proximal_T, inputs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        return clipped_surrogate(
-            log_ratio_N.exp()[inputs.sample_T],
-            inputs.advantages_T,
-            clip_low=self.settings.clip_low,
-            clip_high=self.settings.clip_high,
-            dual_clip=self.settings.dual_clip,
-        )
+        return log_ratio_N.exp()[inputs.sample_T]

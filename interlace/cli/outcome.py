@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.step_line import printable
-from interlace.observe.tables import AccuracyRow, AnswerRow, accuracy_table, answers_table, verdict
+from interlace.observe.answers import pair_answers
+from interlace.observe.tables import AccuracyRow, accuracy_table, answers_table, verdict
 
 if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder
@@ -19,9 +19,10 @@ def outcome_tables(recipe: "Recipe", report: "TrainReport") -> list[Table]:
     """Returns the held-out answers and accuracy before and after training, if prompts were held out."""
     if report.before is None or report.after is None:
         return []
-    answers = answers_table(_answers(report.before, report.after)) if report.after.answers else None
     accuracy = accuracy_table(_list_accuracies(recipe, report.before, report.after))
-    return [accuracy] if answers is None else [answers, accuracy]
+    if not report.after.answers:
+        return [accuracy]
+    return [answers_table(pair_answers(report.before.answers, report.after.answers)), accuracy]
 
 
 def _list_accuracies(recipe: "Recipe", before: "Evaluation", after: "Evaluation") -> list[AccuracyRow]:
@@ -36,30 +37,13 @@ def _list_accuracies(recipe: "Recipe", before: "Evaluation", after: "Evaluation"
     ]
 
 
-def _answers(before: "Evaluation", after: "Evaluation") -> list[AnswerRow]:
-    now = {answer.uid: answer for answer in after.answers}
-    return [
-        AnswerRow(
-            prompt=old.prompt,
-            answer=old.right_answer,
-            before=printable(old.response, keep="\n"),
-            before_correct=old.correct,
-            after=printable(now[old.uid].response, keep="\n"),
-            after_correct=now[old.uid].correct,
-        )
-        for old in before.answers
-        if old.uid in now
-    ]
-
-
 def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]:
     """Returns the tables of a single evaluation: answers and accuracy."""
     answers = Table(title="Answers to held-out prompts", title_justify="left", show_lines=True)
     for heading in ("prompt", "right answer", "answer"):
         answers.add_column(heading, overflow="fold")
     for answer in evaluation.answers:
-        shown = verdict(printable(answer.response, keep="\n"), answer.correct)
-        answers.add_row(Text(answer.prompt), Text(answer.right_answer), shown)
+        answers.add_row(Text(answer.prompt), Text(answer.right_answer), verdict(answer))
     accuracy = _estimates_table(recipe, evaluation)
     return [answers, accuracy] if evaluation.answers else [accuracy]
 

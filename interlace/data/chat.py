@@ -65,12 +65,17 @@ def _check_order(messages: Messages, where: str) -> None:
             raise UserError(f"{place} and the one before are of the assistant. Join them, or add the user's message.")
 
 
+def role_of(message: JSON) -> JSON:
+    """Returns the role of a message of a cell; None for another value."""
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
 def split_conversation(value: Sequence[JSON]) -> tuple[Sequence[JSON], Sequence[JSON]]:
     """Splits a cell of messages that ends with the assistant before the first message of the assistant.
 
     Returns the whole cell and nothing if another role has the last message.
     """
-    roles = [item.get("role") if isinstance(item, Mapping) else None for item in value]
+    roles = [role_of(item) for item in value]
     if not roles or roles[-1] != "assistant" or roles[0] == "assistant":
         return value, ()
     first = roles.index("assistant")

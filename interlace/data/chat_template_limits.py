@@ -31,8 +31,6 @@ MAX_STEPS = 500_000
 MAX_SIZE = 1 << 23
 """Characters of a text, or of a collection with all that it contains; each value counts as _VALUE_SIZE."""
 _VALUE_SIZE = 64
-_MAX_NUMBER = 100_000
-"""Size of a number that a call or a filter receives."""
 _MAX_BITS = 4096
 """Bits of an integer that is multiplied."""
 

@@ -130,12 +130,7 @@ def _propose_columns(values: Mapping[str, JSON], path: str, role: str) -> str:
 
 
 def _has_column(values: Mapping[str, JSON], path: str) -> bool:
-    value: JSON = values
-    for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    return True
+    return follow_path(values, path)[1] is None
 
 
 def _read_answer(answer: JSON, name: str, origin: str) -> str:

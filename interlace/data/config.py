@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_serializer, model_validator
+from pydantic import Field, PositiveInt, model_serializer, model_validator
 
 from interlace.core.config import Config
 
@@ -34,11 +34,6 @@ def expand_source(name: str) -> dict[str, object]:
     if _HUB_ID.fullmatch(name) and not _TABLE.fullmatch(name) and not Path(name).expanduser().exists():
         return {"hub": {"name": name}}
     return {"files": {"train": name}}
-
-
-def expand_named(given: object) -> object:
-    """Expands a source that is written as one word."""
-    return expand_source(given) if isinstance(given, str) else given
 
 
 class MixturePart(Config):
@@ -289,7 +284,7 @@ class DataConfig(SourceConfig):
 
     mixture: tuple[MixtureSource, ...] = ()
     """Sources whose prompts are drawn by weight; in place of a single source."""
-    heldout_sets: dict[str, Annotated[NamedSource, BeforeValidator(expand_named)]] = Field(default_factory=dict)
+    heldout_sets: dict[str, NamedSource] = Field(default_factory=dict)
     """Further held-out sets by name: all rows of each source, and of `starts` the held-out ones, which are the same
     states for the same seed. Metrics of evaluations carry the name."""
     format: PromptFormat = PromptFormat()

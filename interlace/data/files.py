@@ -13,49 +13,32 @@ from interlace.data.tables import Numbered, import_datasets, read_table
 NO_COLUMNS: Mapping[str, str | None] = {}
 
 
-def file_rows(
-    source: FileSource,
+def table_rows(
+    source: FileSource | HubSource,
     split: Split,
     columns: ColumnMap = NO_COLUMNS,
     omit: Sequence[str] = (),
     *,
     has_completions: bool = False,
 ) -> list[Row]:
-    """Reads all rows of a split's file, in order. Raises UserError with file and line.
+    """Reads all rows of a split, in order. Raises UserError with file and line, or with data set and row.
 
     columns, omit, has_completions: see to_row().
     """
-    spec = source.train if split == "train" else source.heldout
-    if spec is None:
-        return []
-    path = Path(spec).expanduser()
+    if isinstance(source, HubSource):
+        name, place, rows = source.name, f"{source.name} {split}", read_hub(source, split)
+    else:
+        spec = source.train if split == "train" else source.heldout
+        if spec is None:
+            return []
+        path = Path(spec).expanduser()
+        name, place, rows = path.name, str(path), read_table(spec)
     return [
         to_row(
-            values, columns, omit, uid=f"{split}/{path.name}:{number}", origin=f"{path}:{number}",
+            values, columns, omit, uid=f"{split}/{name}:{number}", origin=f"{place}:{number}",
             has_completions=has_completions,
         )
-        for number, values in read_table(spec)
-    ]  # fmt: skip
-
-
-def hub_rows(
-    source: HubSource,
-    split: Split,
-    columns: ColumnMap = NO_COLUMNS,
-    omit: Sequence[str] = (),
-    *,
-    has_completions: bool = False,
-) -> list[Row]:
-    """Reads all rows of a split of a data set on the hub, in order. Raises UserError.
-
-    columns, omit, has_completions: see to_row().
-    """
-    return [
-        to_row(
-            values, columns, omit, uid=f"{split}/{source.name}:{number}", origin=f"{source.name} {split}:{number}",
-            has_completions=has_completions,
-        )
-        for number, values in read_hub(source, split)
+        for number, values in rows
     ]  # fmt: skip
 
 

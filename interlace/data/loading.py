@@ -18,7 +18,7 @@ from interlace.data.config import (
     ReasoningGymSource,
     SourceConfig,
 )
-from interlace.data.files import file_rows, hub_rows
+from interlace.data.files import table_rows
 from interlace.data.formatting import Write, format_prompt, render, to_prompts
 from interlace.data.procedural import procedural_rows
 from interlace.data.rows import Row, Split
@@ -84,7 +84,7 @@ class _Loader:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def prompts(
-        self, items: list[_Rendered], source: SourceConfig, style: PromptFormat, label: str = ""
+        self, items: list[_Rendered], source: SourceConfig, style: PromptFormat, label: str
     ) -> tuple[Prompt, ...]:
         """Returns the prompts of rows. Raises UserError for one that is too long, unless the source drops it."""
         rows, questions = [item.row for item in items], [item.question for item in items]
@@ -120,15 +120,13 @@ def load_prompts(
     loader = _Loader(tokenizer=tokenizer, write=write)
     train: list[Prompt] = []
     heldout: list[Prompt] = []
-    if not config.mixture:
-        ours, theirs = _source_rows(config, config.format, has_completions=has_completions)
-        train += loader.prompts(ours, config, config.format)
-        heldout += loader.prompts(theirs, config, config.format)
-    for part in config.mixture:
-        style = part.format or config.format
+    parts: list[tuple[SourceConfig, PromptFormat, str]] = [(config, config.format, "")]
+    if config.mixture:
+        parts = [(part, part.format or config.format, part.label) for part in config.mixture]
+    for part, style, label in parts:
         ours, theirs = _source_rows(part, style, has_completions=has_completions)
-        train += loader.prompts(ours, part, style, part.label)
-        heldout += loader.prompts(theirs, part, style, part.label)
+        train += loader.prompts(ours, part, style, label)
+        heldout += loader.prompts(theirs, part, style, label)
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
         _refuse_same_set(name, heldout)
@@ -174,14 +172,12 @@ def _source_rows(config: SourceConfig, style: PromptFormat, *, has_completions: 
         starts = config.starts
         train, heldout = (list(_render_rows(start_rows(starts, split), style)) for split in SPLITS)
         return train, heldout
-    files, hub, columns = config.files, config.hub, config.columns
-    if files is not None:
-        rows = [file_rows(files, split, columns, config.omit, has_completions=has_completions) for split in SPLITS]
-        return _split_heldout(files, files.train, [list(_render_rows(found, style)) for found in rows])
-    if hub is not None:
-        rows = [hub_rows(hub, split, columns, config.omit, has_completions=has_completions) for split in SPLITS]
-        return _split_heldout(hub, hub.name, [list(_render_rows(found, style)) for found in rows])
-    raise ValueError("a source has one section")
+    table = config.files or config.hub
+    if table is None:
+        raise ValueError("a source has one section")
+    rows = [table_rows(table, split, config.columns, config.omit, has_completions=has_completions) for split in SPLITS]
+    name = table.train if isinstance(table, FileSource) else table.name
+    return _split_heldout(table, name, [list(_render_rows(found, style)) for found in rows])
 
 
 def _load_procedural(source: ReasoningGymSource, style: PromptFormat) -> _Pair:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.data.chat import rename_keys
+from interlace.data.chat import rename_keys, role_of
 
 
 def has_implicit_prompt(prompt: JSON, chosen: JSON, rejected: JSON) -> bool:
@@ -23,7 +23,7 @@ def _is_conversation(value: JSON) -> bool:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return False
     first = rename_keys(value[:1])[0]
-    return isinstance(first, Mapping) and first.get("role") != "assistant"
+    return isinstance(first, Mapping) and role_of(first) != "assistant"
 
 
 def split_pair(chosen: JSON, rejected: JSON, origin: str) -> tuple[JSON, JSON, JSON]:
@@ -50,18 +50,13 @@ def split_pair(chosen: JSON, rejected: JSON, origin: str) -> tuple[JSON, JSON, J
     size = _count_shared(mine, theirs)
     if not size:
         raise _make_refusal(origin, "message")
-    first = next((each for each in (mine[size], theirs[size]) if not _is_answer(each)), None)
-    if first is not None:
-        role = first.get("role") if isinstance(first, Mapping) else None
+    role = next((role for role in (role_of(mine[size]), role_of(theirs[size])) if role != "assistant"), "assistant")
+    if role != "assistant":
         raise UserError(
             f"{origin}: `chosen` and `rejected` differ from message {size + 1} on, which is of the {role}, so they "
             "answer different prompts. The conversations of a pair differ in messages of the assistant."
         )
     return mine[:size], mine[size:], theirs[size:]
-
-
-def _is_answer(message: JSON) -> bool:
-    return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
 def _count_shared(one: Sequence[JSON] | str, other: Sequence[JSON] | str) -> int:

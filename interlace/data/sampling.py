@@ -1,4 +1,4 @@
-"""Base classes of samplers, which choose the order of prompts, and samplers by name."""
+"""Base classes of samplers, which choose the order of prompts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

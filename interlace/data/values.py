@@ -56,8 +56,9 @@ def _to_json(value: object, origin: str, column: str) -> JSON:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
+            name = "NaN" if math.isnan(value) else "infinite"
             raise UserError(
-                f"{origin}: column {column!r} is {_number_name(value)}, which JSON cannot hold. Give it a number or "
+                f"{origin}: column {column!r} is {name}, which JSON cannot hold. Give it a number or "
                 f"null, or leave the column out: task.omit=[{column.split('.', maxsplit=1)[0]}]."
             )
         return value
@@ -83,7 +84,3 @@ def _check_key(key: object, origin: str, column: str) -> str:
     if not isinstance(key, str):
         raise UserError(f"{origin}: column {column!r} has the key {key!r}, and keys must be text.")
     return key
-
-
-def _number_name(value: float) -> str:
-    return "NaN" if math.isnan(value) else "infinite"

@@ -48,7 +48,6 @@ class MessageWriter(Protocol):
 
     def write(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Returns the tokens after a prompt, and a mask of the assistant's tokens."""
-        ...
 
 
 class Demonstrations:

@@ -8,7 +8,6 @@ format. Such an id is never looked up in the embedding table: a query token stan
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -56,27 +55,18 @@ class ActionHead(Protocol):
         temperature [N]; 0 is greedy. Returns ids [N] and their log-probs [N]. A greedy answer gets its log-prob at
         temperature 1.
         """
-        ...
 
     def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Computes log-probs of ids [T] and entropies [T], in nats, with gradient to outputs [T, V]."""
-        ...
 
 
-class _NormalHead(ABC):
-    """A function of one normally distributed number. The outputs are its mean and the logarithm of its deviation."""
+class GaussianHead:
+    """Normal distribution of one number. The outputs are its mean and the logarithm of its standard deviation.
+
+    The environment clips numbers beyond an action's range; log-probs refer to the numbers before clipping.
+    """
 
     takes_answers = False
-
-    @staticmethod
-    @abstractmethod
-    def _transform_draws(drawn: Tensor) -> Tensor:
-        """Returns the numbers of draws from the normal distribution."""
-
-    @staticmethod
-    @abstractmethod
-    def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        """Computes the log-probs of transformed numbers, in nats."""
 
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
@@ -96,23 +86,18 @@ class _NormalHead(ABC):
         log_std = log_std + math.log(temperature)
         return self._log_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
 
-
-class GaussianHead(_NormalHead):
-    """Normal distribution of one number. The outputs are its mean and the logarithm of its standard deviation.
-
-    The environment clips numbers beyond an action's range; log-probs refer to the numbers before clipping.
-    """
-
     @staticmethod
     def _transform_draws(drawn: Tensor) -> Tensor:
+        """Returns the numbers of draws from the normal distribution."""
         return drawn
 
     @staticmethod
     def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Computes the log-probs of transformed numbers, in nats."""
         return _log_density(numbers, mean, log_std)
 
 
-class SquashedHead(_NormalHead):
+class SquashedHead(GaussianHead):
     """Hyperbolic tangent of a normally distributed number (SAC, arXiv 1812.05905, appendix C).
 
     The outputs are the mean and the logarithm of the standard deviation before the tangent.
@@ -124,7 +109,9 @@ class SquashedHead(_NormalHead):
 
     @staticmethod
     def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        return _compute_squashed_density(numbers, mean, log_std)
+        # A number that rounding moved to an end is moved inside.
+        inside = numbers.clamp(-LARGEST_SQUASHED, LARGEST_SQUASHED)
+        return _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))
 
     @staticmethod
     def sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,9 +261,3 @@ def _split_parameters(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     return -0.5 * ((numbers - mean) * torch.exp(-log_std)) ** 2 - log_std - HALF_LOG_TAU
-
-
-def _compute_squashed_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Computes log-densities of numbers between -1 and 1. A number that rounding moved to an end is moved inside."""
-    inside = numbers.clamp(-LARGEST_SQUASHED, LARGEST_SQUASHED)
-    return _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))

@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
-from interlace.models.loading import (
-    Origin,
-    check_vocabulary,
-    find_origin,
-    load_tokenizer,
-    load_whole,
-    read_config,
-)
+from interlace.models.loading import Origin, check_vocabulary, find_origin, load_tokenizer, load_whole, read_config
 from interlace.models.size import context_length
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
@@ -37,8 +30,6 @@ class LoadedClassifier:
 
 def check_classifier(config: ModelConfig) -> None:
     """Raises the UserErrors of load_classifier without reading weights."""
-    # Read the configuration first: transformers also reads it for the tokenizer, and would report its faults as the
-    # tokenizer's.
     found = _classifier_config(find_origin(config), config)
     check_vocabulary(config, found, load_tokenizer(config))
 

@@ -4,7 +4,6 @@ A policy's action has the numbers and the gripper convention of its data set. Da
 have seven numbers, the last of which is the gripper, 0 closed and 1 open. Imports no torch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,31 +15,29 @@ OPEN_ABOVE = 0.5
 """Gripper value of a data set above which the hand is open."""
 
 
-class Embodiment(ABC):
-    """Conversion between a policy's actions and a simulator's."""
+class Embodiment:
+    """Conversion between a policy's actions and a simulator's, which are equal by default."""
 
-    size: int
+    size = 7
     """Size of a simulator's action."""
-    policy_size: int
+    policy_size = 7
     """Size of a policy's action."""
 
     def __init__(self, scale: float = 1.0) -> None:
         """scale: factor of the movement, for robots that have one (`action_scale` of RLinf)."""
         self.scale = scale
 
-    @abstractmethod
     def to_simulator(self, actions: FloatArray) -> FloatArray:
         """Converts a policy's actions [..., policy_size] to the simulator's [..., size]."""
+        return actions
 
-    @abstractmethod
     def to_policy(self, actions: FloatArray) -> FloatArray:
         """Converts a simulator's actions, such as a demonstration's, to the policy's."""
+        return actions
 
 
 class LiberoArm(Embodiment):
     """LIBERO's arm. The simulator closes the hand at +1 and opens it at -1, so the sign is inverted."""
-
-    size = policy_size = 7
 
     def to_simulator(self, actions: FloatArray) -> FloatArray:
         """Converts the gripper value g to -sign(2 g - 1)."""
@@ -57,8 +54,6 @@ class LiberoArm(Embodiment):
 
 class WidowXArm(Embodiment):
     """WidowX of the Bridge data set, in ManiSkill. The simulator opens the hand at +1, the data set at 1."""
-
-    size = policy_size = 7
 
     def to_simulator(self, actions: FloatArray) -> FloatArray:
         """Scales the movement, and converts the gripper value to 1 above 0.5 and -1 otherwise."""
@@ -78,16 +73,6 @@ class WidowXArm(Embodiment):
 class PandaArm(Embodiment):
     """Panda of ManiSkill. Its data sets are recorded in the simulator, so their actions need no conversion."""
 
-    size = policy_size = 7
-
-    def to_simulator(self, actions: FloatArray) -> FloatArray:
-        """Returns the actions unchanged."""
-        return actions
-
-    def to_policy(self, actions: FloatArray) -> FloatArray:
-        """Returns the actions unchanged."""
-        return actions
-
 
 class MetaWorldArm(Embodiment):
     """Sawyer of MetaWorld. Its action is numbers 0 to 2 and 6 of the policy's seven: the hand's movement and the
@@ -95,7 +80,6 @@ class MetaWorldArm(Embodiment):
     """
 
     size = 4
-    policy_size = 7
     _PLACES = (0, 1, 2, 6)
 
     def to_simulator(self, actions: FloatArray) -> FloatArray:

@@ -67,8 +67,6 @@ def check_model(config: ModelConfig) -> None:
     if config.path.startswith(TINY):
         load_tokenizer(config)
         return
-    # Read the configuration first: transformers also reads it for the tokenizer, and would report its faults as the
-    # tokenizer's.
     model_config = _model_config(find_origin(config), config)
     check_vocabulary(config, model_config, load_tokenizer(config))
 
@@ -107,11 +105,14 @@ def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
         model = build_model(config).to(getattr(torch, config.dtype))
     else:
         origin = find_origin(config)
-        # Read the configuration first: transformers also reads it for the tokenizer, and would report its faults as the
-        # tokenizer's.
         model_config, tokenizer = _model_config(origin, config), load_tokenizer(config)
         check_vocabulary(config, model_config, tokenizer)
-        model = read(origin, config, model_config) if read else _model(origin, config)
+        if read:
+            model = read(origin, config, model_config)
+        else:
+            from transformers import AutoModelForCausalLM
+
+            model = load_whole(AutoModelForCausalLM, origin, config, what="model", whole="of that architecture")
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=list_stop_tokens(model, tokenizer))
 
 
@@ -220,7 +221,11 @@ def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
 
 
 def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "PretrainedConfig":
-    """Reads the config in the model's folder. what: the model's role, for messages. Raises UserError if unreadable."""
+    """Reads the config in the model's folder. what: the model's role, for messages. Raises UserError if unreadable.
+
+    It must be read before the tokenizer: transformers also reads it for that, and would report its faults as the
+    tokenizer's.
+    """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -272,12 +277,6 @@ def check_vocabulary(
             f"the tokenizer has {needed} tokens, model {config.path!r} only {size} embeddings: they do not "
             "belong together. Set model.tokenizer to the model's own."
         )
-
-
-def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
-    from transformers import AutoModelForCausalLM
-
-    return load_whole(AutoModelForCausalLM, origin, config, what="model", whole="of that architecture")
 
 
 def check_undamaged(origin: Origin, config: ModelConfig, *, what: str) -> None:

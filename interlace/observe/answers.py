@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -21,6 +22,16 @@ class EvaluationAnswer(Config):
     right_answer: str
     response: str
     correct: bool
+
+
+AnswerPair: TypeAlias = tuple[EvaluationAnswer, EvaluationAnswer]
+"""Answers to one prompt at an earlier and at a later evaluation."""
+
+
+def pair_answers(before: Sequence[EvaluationAnswer], after: Sequence[EvaluationAnswer]) -> list[AnswerPair]:
+    """Pairs the answers of two evaluations to the same prompts."""
+    later = {answer.uid: answer for answer in after}
+    return [(answer, later[answer.uid]) for answer in before if answer.uid in later]
 
 
 def write_answers(folder: Path, step: int, answers: Sequence[EvaluationAnswer]) -> None:

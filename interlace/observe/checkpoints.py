@@ -60,8 +60,13 @@ class Checkpoints:
         if final.exists():
             return final
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._sweep_remains()
-        self._check_space(step, num_bytes)
+        for remains in self._folder.glob(f"{_UNFINISHED}*"):  # half written or half deleted by a killed run
+            shutil.rmtree(remains)
+        free = shutil.disk_usage(self._folder).free
+        if free < num_bytes:
+            raise UserError(
+                f"{self._no_space(step)}: it needs {_format_mebibytes(num_bytes)}, {_format_mebibytes(free)} are free."
+            )
         unfinished = self._folder / f"{_UNFINISHED}{final.name}"
         unfinished.mkdir()
         try:
@@ -150,22 +155,10 @@ class Checkpoints:
                 f"steps={num_steps}, but {self._folder.parent} has trained {done} already: give {done} or more."
             )
 
-    def _check_space(self, step: int, num_bytes: int) -> None:
-        free = shutil.disk_usage(self._folder).free
-        if free < num_bytes:
-            raise UserError(
-                f"{self._no_space(step)}: it needs {_format_mebibytes(num_bytes)}, {_format_mebibytes(free)} are free."
-            )
-
     def _no_space(self, step: int) -> str:
         latest = self.latest()
         kept = f" ({latest.name} is whole; make room, then --resume)" if latest else ""
         return f"no space under {self._folder} for the checkpoint of step {step}{kept}"
-
-    def _sweep_remains(self) -> None:
-        """Removes folders that a killed run left half written or half deleted."""
-        for path in self._folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(path)
 
     def _prune_old(self) -> None:
         for step in self.steps()[: -self._keep]:

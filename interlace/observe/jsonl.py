@@ -42,10 +42,7 @@ def _to_plain(value: object) -> JSON:
 
 def read_rows(path: Path) -> list[Row]:
     """Reads the objects of a file. Raises UserError if the file is damaged."""
-    try:
-        return [json.loads(line) for line in _split_lines(path) if line.strip()]
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
+    return _parse_rows(path, _split_lines(path), "its last line if the run was killed")
 
 
 def read_whole_rows(path: Path) -> list[Row]:
@@ -53,13 +50,15 @@ def read_whole_rows(path: Path) -> list[Row]:
 
     Raises UserError if another line is damaged.
     """
-    if is_torn(path):
-        lines = [line for line in _split_lines(path) if line.endswith(b"\n") and line.strip()]
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {error}. Remove the damaged line.") from None
-    return read_rows(path)
+    # Read once: the file may grow between two reads.
+    return _parse_rows(path, [line for line in _split_lines(path) if line.endswith(b"\n")], "the damaged line")
+
+
+def _parse_rows(path: Path, lines: Sequence[bytes], damage: str) -> list[Row]:
+    try:
+        return [json.loads(line) for line in lines if line.strip()]
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise UserError(f"{path} is damaged: {error}. Remove {damage}.") from None
 
 
 def truncate_after(path: Path, step: int) -> None:

@@ -38,11 +38,34 @@ PRIVATE = 0o700
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
+class _Within:
+    """A path within the folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunFolder", owner: type["RunFolder"]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFolder:
     """The paths of one run."""
 
     path: Path
+    config = _Within("config.yaml")
+    metrics = _Within("metrics.jsonl")
+    evaluations = _Within("evaluations.jsonl")
+    timeline = _Within("timeline.json")
+    samples = _Within("samples")
+    checkpoints = _Within("checkpoints")
+    videos = _Within("videos")
+    traces = _Within("profile")
+    advice = _Within("advice.json")
+    """Suggestions of `interlace advise`, which the report shows."""
+    engines = _Within("engines")
+    """Logs and records of engine servers, and commands for the run's engines."""
+    process = _Within("process.json")
 
     @classmethod
     def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
@@ -88,14 +111,6 @@ class RunFolder:
         return self.path.name
 
     @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
     def has_no_files(self) -> bool:
         """Returns True for a folder without files, except the lock: a command that was stopped before it started."""
         return self.path.is_dir() and not any(path.is_file() and path != self.process for path in self.path.rglob("*"))
@@ -104,44 +119,6 @@ class RunFolder:
     def has_trained(self) -> bool:
         """Returns True if a step was logged."""
         return self.metrics.exists() and self.metrics.stat().st_size > 0
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def timeline(self) -> Path:
-        return self.path / "timeline.json"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def videos(self) -> Path:
-        return self.path / "videos"
-
-    @property
-    def traces(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def advice(self) -> Path:
-        """Suggestions of `interlace advise`, which the report shows."""
-        return self.path / "advice.json"
-
-    @property
-    def engines(self) -> Path:
-        """Logs and records of engine servers, and commands for the run's engines."""
-        return self.path / "engines"
-
-    @property
-    def process(self) -> Path:
-        return self.path / "process.json"
 
     def write_config(self, config: Config) -> None:
         """Writes the resolved configuration with masked secrets, keys in the order of its fields.
@@ -192,7 +169,8 @@ class RunFolder:
 def set_timeline_aside(run: RunFolder) -> None:
     """Renames an existing timeline to a numbered file: a resumed run has a new clock and timeline."""
     if run.timeline.exists():
-        number = 1 + len(list(run.path.glob("timeline-*.json")))
+        names = [path.stem.removeprefix("timeline-") for path in run.path.glob("timeline-*.json")]
+        number = 1 + max((int(name) for name in names if name.isdecimal()), default=0)  # one may have been deleted
         run.timeline.rename(run.path / f"timeline-{number}.json")
 
 

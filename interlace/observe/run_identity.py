@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.yaml_text import parse_yaml, to_yaml
+from interlace.core.yaml_text import to_yaml
+from interlace.observe.secrets import read_settings
 
 if TYPE_CHECKING:
     from interlace.core.types import JSON
@@ -115,7 +114,8 @@ def check_changed_settings(
     that lists all changes, each with the word allowed or not allowed, if one of them would make the resumed run another
     run.
     """
-    written = dict(flatten(_read_settings(checkpoint / SETTINGS_FILE)))
+    remedy = f"Delete {checkpoint} to resume from the one before."
+    written = dict(flatten(read_settings(checkpoint / SETTINGS_FILE, remedy)))
     present = dict(flatten(settings))
     planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
     lines, refused = [], False
@@ -134,18 +134,6 @@ def check_changed_settings(
             "Restore config.yaml, or start a new run with the new settings."
         )
     return lines
-
-
-def _read_settings(path: Path) -> Mapping[str, JSON]:
-    try:
-        found = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(
-            f"{path} cannot be read: {error}. Delete {path.parent} to resume from the one before."
-        ) from None
-    if not isinstance(found, Mapping):
-        raise UserError(f"{path} holds no settings. Delete {path.parent} to resume from the one before.")
-    return found
 
 
 def _is_of(key: str, sections: tuple[str, ...]) -> bool:

@@ -76,11 +76,17 @@ class RunLock:
         return file
 
     def _describe_holder(self) -> str:
-        try:
-            holder = json.loads(self._folder.process.read_text(encoding="utf-8"))
-            return f"process {int(holder['pid'])} on {holder['host']}"
-        except (OSError, ValueError, TypeError, KeyError):  # The holder has only just started.
-            return "another process"
+        holder = _read_holder(self._folder)  # None if it has only just started
+        return f"process {holder[0]} on {holder[1]}" if holder else "another process"
+
+
+def _read_holder(folder: RunFolder) -> tuple[int, str, str] | None:
+    """Returns number, host and start time of the process that holds a run; None if the lock's file names none."""
+    try:
+        holder = json.loads(folder.process.read_text(encoding="utf-8"))
+        return int(holder["pid"]), str(holder["host"]), str(holder.get("start", ""))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def is_held(folder: RunFolder) -> bool | None:
@@ -88,11 +94,10 @@ def is_held(folder: RunFolder) -> bool | None:
 
     A process on another host counts as existing, because this host cannot see it.
     """
-    try:
-        holder = json.loads(folder.process.read_text(encoding="utf-8"))
-        pid, host, start = int(holder["pid"]), str(holder["host"]), str(holder.get("start", ""))
-    except (OSError, ValueError, TypeError, KeyError):
+    holder = _read_holder(folder)
+    if holder is None:
         return None
+    pid, host, start = holder
     if host != socket.gethostname():
         return True
     try:

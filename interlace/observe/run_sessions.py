@@ -64,7 +64,8 @@ def read_sessions(folder: Path) -> list[RunSession]:
     """Reads the sessions of a run, the first one first; damaged lines are left out."""
     path = folder / SESSIONS_FILE
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    # Of bytes: a text is also split at Unicode's line separators, which a command may contain.
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         with contextlib.suppress(ValidationError):
             found.append(RunSession.model_validate_json(line))
     return found

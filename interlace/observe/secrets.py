@@ -6,7 +6,7 @@ secrets.yaml has mode 0600 and maps dotted keys to values. It is never copied in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,19 +32,28 @@ _PUBLIC = ("pad_token", "eos_token")
 def mask_secrets(settings: Mapping[str, JSON]) -> tuple[dict[str, JSON], dict[str, str]]:
     """Returns the settings with every secret replaced by MASK, and the secrets by their dotted keys."""
     secrets: dict[str, str] = {}
-    return {name: _mask_value(value, (name,), secrets) for name, value in settings.items()}, secrets
+
+    def mask(text: str, path: tuple[str, ...]) -> str:
+        if not text or not _is_secret(path):
+            return text
+        if text != MASK:
+            secrets[".".join(path)] = text
+        return MASK
+
+    return _map_texts(settings, mask), secrets
 
 
-def _mask_value(value: JSON, path: tuple[str, ...], secrets: dict[str, str]) -> JSON:
-    if isinstance(value, Mapping):
-        return {name: _mask_value(inner, (*path, name), secrets) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_mask_value(inner, (*path, str(index)), secrets) for index, inner in enumerate(value)]
-    if not isinstance(value, str) or not value or not _is_secret(path):
-        return value
-    if value != MASK:
-        secrets[".".join(path)] = value
-    return MASK
+def _map_texts(settings: Mapping[str, JSON], change: Callable[[str, tuple[str, ...]], str]) -> dict[str, JSON]:
+    """Returns the settings with each text replaced. change: takes the text and its path."""
+
+    def replace(value: JSON, path: tuple[str, ...]) -> JSON:
+        if isinstance(value, Mapping):
+            return {name: replace(inner, (*path, name)) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [replace(inner, (*path, str(index))) for index, inner in enumerate(value)]
+        return change(value, path) if isinstance(value, str) else value
+
+    return {name: replace(value, (name,)) for name, value in settings.items()}
 
 
 def _is_secret(path: tuple[str, ...]) -> bool:
@@ -66,39 +75,34 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
 def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
     """Returns the settings of a config.yaml, with MASK replaced by the values in secrets.yaml of the same folder."""
     path = config.with_name(SECRETS_FILE)
+    found = read_settings(path, "Delete it, and give the secrets as overrides.") if path.is_file() else {}
+    secrets = {name: str(value) for name, value in found.items()}
+    return _map_texts(settings, lambda text, path: secrets.get(".".join(path), MASK) if text == MASK else text)
+
+
+def read_settings(path: Path, remedy: str) -> Mapping[str, JSON]:
+    """Reads a mapping of YAML. Raises UserError that ends with the remedy if the file is damaged."""
     try:
-        found = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        found = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {error}. Delete it, and give the secrets as overrides.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} holds no settings. Delete it, and give the secrets as overrides.")
-    return {name: _restore_value(value, (name,), found) for name, value in settings.items()}
-
-
-def _restore_value(value: JSON, path: tuple[str, ...], secrets: Mapping[str, str]) -> JSON:
-    if isinstance(value, Mapping):
-        return {name: _restore_value(inner, (*path, name), secrets) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_restore_value(inner, (*path, str(index)), secrets) for index, inner in enumerate(value)]
-    return secrets.get(".".join(path), MASK) if value == MASK else value
+        raise UserError(f"{path} cannot be read: {error}. {remedy}") from None
+    if not isinstance(found, Mapping):
+        raise UserError(f"{path} holds no settings. {remedy}")
+    return found
 
 
 def check_unmasked(settings: Mapping[str, JSON]) -> None:
     """Raises UserError if a secret is still masked after overrides were applied."""
-    masked = list(_find_masked(settings, ()))
+    masked: list[str] = []
+
+    def find(text: str, path: tuple[str, ...]) -> str:
+        if text == MASK and _is_secret(path):
+            masked.append(".".join(path))
+        return text
+
+    _map_texts(settings, find)
     if masked:
         raise UserError(
             f"{', '.join(masked)}: the value is masked ({MASK}), and {SECRETS_FILE} beside config.yaml lacks it. "
             f"Give it again: {masked[0]}=VALUE."
         )
-
-
-def _find_masked(value: JSON, path: tuple[str, ...]) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _find_masked(inner, (*path, name))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _find_masked(inner, (*path, str(index)))
-    elif value == MASK and _is_secret(path):
-        yield ".".join(path)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from interlace.observe.answers import AnswerPair, EvaluationAnswer
 from interlace.observe.goodput import BINS, Ledger
+from interlace.observe.step_line import printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,19 +32,6 @@ class AccuracyRow:
     before: float
     """Accuracy before the run, between 0 and 1."""
     after: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerRow:
-    """Answers to one held-out prompt before and after the run."""
-
-    prompt: str
-    answer: str
-    """The right answer."""
-    before: str
-    before_correct: bool
-    after: str
-    after_correct: bool
 
 
 def make_derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
@@ -77,14 +66,13 @@ def accuracy_table(rows: Sequence[AccuracyRow]) -> Table:
     return table
 
 
-def answers_table(rows: Sequence[AnswerRow]) -> Table:
+def answers_table(pairs: Sequence[AnswerPair]) -> Table:
     """Builds the table of sampled answers before and after; a long answer is folded, never cut."""
     table = Table(title="Sampled answers to held-out prompts", title_justify="left", show_lines=True)
     for heading in ("prompt", "right answer", "before", "after"):
         table.add_column(heading, overflow="fold")
-    for row in rows:
-        before, after = verdict(row.before, row.before_correct), verdict(row.after, row.after_correct)
-        table.add_row(Text(row.prompt), Text(row.answer), before, after)
+    for before, after in pairs:
+        table.add_row(Text(before.prompt), Text(before.right_answer), verdict(before), verdict(after))
     return table
 
 
@@ -109,6 +97,7 @@ def goodput_table(ledger: Ledger) -> Table:
     return table
 
 
-def verdict(response: str, correct: bool) -> Text:
+def verdict(answer: EvaluationAnswer) -> Text:
     """Marks an answer by a sign and a colour, because some readers see no colour."""
-    return Text(f"{'✓' if correct else '✗'} {response}", style="green" if correct else "red")
+    sign, colour = ("✓", "green") if answer.correct else ("✗", "red")
+    return Text(f"{sign} " + printable(answer.response, keep="\n"), style=colour)

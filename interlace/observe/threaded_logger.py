@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from interlace.observe.loggers.base import LoggedSample, MetricsLogger
 
@@ -62,7 +63,7 @@ class ThreadedLogger:
             self._made.set()
         failed = False
         while (call := self._calls.get()) is not None:
-            failed = failed or not self._try_call(lambda call=call: call(logger))  # type: ignore[misc]
+            failed = failed or not self._try_call(partial(call, logger))
         self._try_call(logger.close)
 
     def _try_call(self, call: Callable[[], None]) -> bool:

@@ -23,7 +23,6 @@ class EndedSample(Protocol):
     @property
     def reason(self) -> str:
         """Reason of a failure; empty if the sample did not fail."""
-        ...
 
 
 def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> Path:

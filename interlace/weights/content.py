@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -122,8 +122,3 @@ def own_tensors(parcel: Parcel, *, copy: bool) -> Iterator[tuple[str, Tensor]]:
     for (name, entry), given in zip(parcel.entries.items(), parcel.tensors, strict=True):
         made = given.detach().to(getattr(torch, entry.dtype))
         yield name, made.clone() if copy and made.data_ptr() == given.data_ptr() else made
-
-
-def cut_out(tensor: Tensor, slices: Sequence[slice] | None) -> Tensor:
-    """Returns a block of a tensor, as a view."""
-    return tensor if slices is None else tensor[tuple(slices)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,19 +13,20 @@ from interlace.weights.codecs.base import Piece, codec_named
 from interlace.weights.content import content_hash
 from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
 from interlace.weights.ref import WeightPart, WeightRef
+from interlace.weights.shards import ShapedTensors
 from interlace.weights.transports.base import Lease, Receiver, transport_named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ReadWeights(Mapping[str, "Tensor"]):
-    """One version, as an engine loads it. Shapes are known at once; a tensor is assembled when it is read."""
+class ReadWeights(ShapedTensors):
+    """One version, as an engine loads it. A tensor is assembled when it is read."""
 
     def __init__(self, needs: Sequence[Shard], fetched: Mapping[str, Sequence[_Fetched]], *, frozen: bool) -> None:
+        super().__init__({shard.name: tuple(shard.box.size) for shard in needs})
         self._needs = {shard.name: shard for shard in needs}
         self._fetched = fetched
-        self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
         self.frozen = frozen
         """True if the tensors are never written to again, so that an engine may serve from them."""
 
@@ -33,35 +35,20 @@ class ReadWeights(Mapping[str, "Tensor"]):
 
         shard, pieces = self._needs[name], self._fetched[name]
         if len(pieces) == 1 and pieces[0].box == shard.box:
-            return pieces[0].tensor
+            return pieces[0].decode()
         whole = torch.empty(shard.box.size, dtype=getattr(torch, shard.dtype))
         for piece in pieces:
-            whole[piece.box.within(shard.box).slices] = piece.tensor
+            whole[piece.box.within(shard.box).slices] = piece.decode()
         return whole
 
-    def read(self, name: str) -> Tensor:
-        """Returns one tensor."""
-        return self[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
+class _Fetched(NamedTuple):
+    """A block of a tensor, received from one trainer rank."""
 
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
-class _Fetched:
-    """A block received from one trainer rank."""
-
-    def __init__(self, part: WeightPart, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> None:
-        self.box = box
-        self._part, self._shard, self._given, self._base = part, shard, given, base
-
-    @property
-    def tensor(self) -> Tensor:
-        """Returns the decoded block."""
-        decoder = codec_named(self._part.codec).decoder()
-        return decoder.decode(self._shard, self.box, self._given, self._base)
+    name: str
+    box: Box
+    decode: Callable[[], Tensor]
+    """Returns the decoded block."""
 
 
 class WeightReader:
@@ -123,7 +110,7 @@ class WeightReader:
         for part, its, own, given in zip(ref.parts, steps, moves, opened, strict=True):
             if own:
                 for block in self._iterate_blocks(part, its, own, given):
-                    fetched.setdefault(block.name, []).append(block.fetched)
+                    fetched.setdefault(block.name, []).append(block)
         return ReadWeights(
             self._wanted,
             {shard.name: fetched.get(shard.name, ()) for shard in self._wanted},
@@ -167,11 +154,13 @@ class WeightReader:
 
     def _iterate_blocks(
         self, part: WeightPart, steps: Sequence[WeightPart], moves: Sequence[Move], given: Sequence[list[list[Tensor]]]
-    ) -> Iterator[_Block]:
+    ) -> Iterator[_Fetched]:
         held = {shard.name: shard for shard in part.shards}
         if part.base is None and not part.is_base:
+            decoder = codec_named(part.codec).decoder()
             for move, pieces in zip(moves, given[-1], strict=True):
-                yield _Block(move.name, _Fetched(part, held[move.name], move.box, pieces, None))
+                decode = partial(decoder.decode, held[move.name], move.box, pieces, None)
+                yield _Fetched(move.name, move.box, decode)
             return
         for step, pieces_of in zip(steps, given, strict=True):
             decoder = codec_named(step.codec).decoder()
@@ -183,7 +172,7 @@ class WeightReader:
                     self._mirror[key] = made.cpu().contiguous().clone() if mine is None else mine.copy_(made)
         self._mirrored[part.rank] = part.version
         for move in moves:
-            yield _Block(move.name, _Mirrored(move.box, self._mirror[part.rank, move]))
+            yield _Fetched(move.name, move.box, partial(self._mirror.__getitem__, (part.rank, move)))
 
     def close(self) -> None:
         """Releases the memory that the engine served from."""
@@ -191,25 +180,6 @@ class WeightReader:
             lease.close()
         for receiver in self._receivers.values():
             receiver.close()
-
-
-class _Mirrored(_Fetched):
-    """A block in the mirror, kept from version to version."""
-
-    def __init__(self, box: Box, tensor: Tensor) -> None:
-        self.box, self._tensor = box, tensor
-
-    @property
-    def tensor(self) -> Tensor:
-        """Returns the block."""
-        return self._tensor
-
-
-class _Block(NamedTuple):
-    """A fetched block, and the name of its tensor."""
-
-    name: str
-    fetched: _Fetched
 
 
 def _every_tensor(parts: Sequence[WeightPart]) -> tuple[Shard, ...]:

@@ -22,7 +22,7 @@ from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, join_landed, record_load, select_landings
-from interlace.weights.shards import local_part, shards_of
+from interlace.weights.shards import ShapedTensors, local_part, shards_of
 
 if TYPE_CHECKING:
     import torch
@@ -83,14 +83,14 @@ class SavedWeights:
             yield name, self.read(name)
 
 
-class LandedWeights(Mapping[str, "Tensor"]):
-    """Blocks of a model's tensors, each assembled from a folder's files when it is read. Shapes are known at once."""
+class LandedWeights(ShapedTensors):
+    """Blocks of a model's tensors, each assembled from a folder's files when it is read."""
 
     def __init__(self, saved: SavedWeights, landings: Sequence[Landing], needs: Sequence[Shard]) -> None:
         """needs: the blocks, in the model's names. Raises UserError if the folder does not fill one of them."""
+        super().__init__({shard.name: tuple(shard.box.size) for shard in needs})
         self._saved, self._needs = saved, {shard.name: shard for shard in needs}
         self._landings = select_landings(landings, needs)
-        self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
         lacking = [
             shard.name
             for shard in needs
@@ -108,12 +108,6 @@ class LandedWeights(Mapping[str, "Tensor"]):
         shard, pieces = self._needs[name], self._landings[name]
         blocks = (self._saved.read(piece.source, piece.source_box) for piece in pieces)
         return join_landed(shard.box, pieces, blocks, getattr(torch, shard.dtype))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._needs)
-
-    def __len__(self) -> int:
-        return len(self._needs)
 
 
 class PartReader:
@@ -232,7 +226,7 @@ def find_other_form(model: PreTrainedModel) -> SavedForm | None:
     return form if any(own.get(name) != shape for name, shape in form.shapes.items()) else None
 
 
-class SavedFormWeights(Mapping[str, "Tensor"]):
+class SavedFormWeights(ShapedTensors):
     """A model's weights by the names and shapes of its saved form, each cut out or assembled when it is read."""
 
     def __init__(self, weights: Mapping[str, Tensor], form: SavedForm) -> None:
@@ -242,7 +236,7 @@ class SavedFormWeights(Mapping[str, "Tensor"]):
         for name, box, target, target_box in form.landings:
             if target in weights:
                 self._landings.setdefault(name, []).append(Landing(target, target_box, name, box))
-        self.shapes = {name: form.shapes[name] for name in self._landings}
+        super().__init__({name: form.shapes[name] for name in self._landings})
         self._held: tuple[str, Tensor] | None = None
         """The model's tensor that was read last: the experts of a layer are parts of one."""
 
@@ -250,12 +244,6 @@ class SavedFormWeights(Mapping[str, "Tensor"]):
         pieces = self._landings[name]
         blocks = [self._read(piece.source)[piece.source_box.slices] for piece in pieces]
         return join_landed(Box.of(self.shapes[name]), pieces, blocks, blocks[0].dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
 
     def _read(self, name: str) -> Tensor:
         if self._held is None or self._held[0] != name:

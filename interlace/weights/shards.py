@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import InterlaceError
@@ -11,6 +11,19 @@ from interlace.weights.plan import Box, Shard
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+class ShapedTensors(Mapping[str, "Tensor"]):
+    """Named tensors whose shapes are known at once; a subclass makes a tensor when it is read."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
 def shards_of(

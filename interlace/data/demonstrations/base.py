@@ -63,14 +63,11 @@ class WorkDemonstrator(Demonstrator):
     """Shows two habits, mixed by `work_share`: a guess, and written working."""
 
     Settings = WorkHabits
-
-    def __init__(self, settings: WorkHabits) -> None:
-        super().__init__(settings)
-        self._work_share = settings.work_share
+    settings: WorkHabits
 
     def write(self, prompt: Prompt, rng: random.Random) -> str:
         """Writes one of the habits."""
-        return self.guess(prompt, rng) if rng.random() >= self._work_share else self.work_out(prompt)
+        return self.guess(prompt, rng) if rng.random() >= self.settings.work_share else self.work_out(prompt)
 
     def write_checked(self, prompt: Prompt, rng: random.Random) -> CheckedExample:
         """Works the answer out. The tag chooses between the habits."""

@@ -26,16 +26,13 @@ class Demonstrator(base.Demonstrator):
     """Shows both habits, mixed by `tool_share`."""
 
     Settings = CalculatorHabits
-
-    def __init__(self, settings: CalculatorHabits) -> None:
-        super().__init__(settings)
-        self._tool_share = settings.tool_share
+    settings: CalculatorHabits
 
     def write(self, prompt: Prompt, rng: random.Random) -> Sequence[Message]:
         expression = prompt.metadata.get("expression")
         if not isinstance(expression, str):
             raise base.refuse_prompt(prompt, "calculator_habits", "chain_sum")
-        if rng.random() >= self._tool_share:
+        if rng.random() >= self.settings.tool_share:
             return [Message(role="assistant", content=wrong_number(prompt.answer, rng))]
         return _call_tool(prompt.answer, expression)
 

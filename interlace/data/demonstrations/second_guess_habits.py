@@ -27,17 +27,14 @@ class Demonstrator(base.Demonstrator):
     """Shows both habits, mixed by `listen_share`."""
 
     Settings = SecondGuessHabits
-
-    def __init__(self, settings: SecondGuessHabits) -> None:
-        super().__init__(settings)
-        self._listen_share = settings.listen_share
+    settings: SecondGuessHabits
 
     def write(self, prompt: Prompt, rng: random.Random) -> Sequence[Message]:
         if not prompt.answer.removeprefix("-").isdecimal():
             raise UserError(
                 f"demonstrations second_guess_habits: the answer of {prompt.uid} is {prompt.answer!r}, no whole number."
             )
-        listens = rng.random() < self._listen_share
+        listens = rng.random() < self.settings.listen_share
         return _write_second_guess(prompt, rng, prompt.answer if listens else wrong_number(prompt.answer, rng))
 
     def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:

@@ -1,16 +1,16 @@
 """Curriculum by a column, such as a difficulty: prompts with low values come first (Bengio et al., ICML 2009)."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.random import permutation
-from interlace.core.types import JSON, Prompt
+from interlace.core.types import Prompt
 from interlace.data.sampling import EpochSampler
+from interlace.data.values import follow_path
 
 
 class ByColumnSettings(Config):
@@ -29,19 +29,19 @@ class ByColumn(EpochSampler):
     """The first epochs are ordered by a column, equal values in a shuffled order; later epochs are shuffled."""
 
     Settings = ByColumnSettings
+    settings: ByColumnSettings
 
-    def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(self, settings: ByColumnSettings, prompts: Sequence[Prompt], seed: int) -> None:
         super().__init__(settings, prompts, seed)
-        self._settings = cast(ByColumnSettings, settings)
-        values = [_read_value(prompt, self._settings.column) for prompt in prompts]
-        self._values = _to_one_type(values, self._settings.column)
+        values = [_read_value(prompt, settings.column) for prompt in prompts]
+        self._values = _to_one_type(values, settings.column)
 
     def order(self, epoch: int) -> list[int]:
         shuffled = permutation(len(self.prompts), "prompts", self.seed, epoch)
-        if epoch >= self._settings.epochs:
+        if epoch >= self.settings.epochs:
             return shuffled
         # A stable sort keeps the shuffled order of equal values.
-        return sorted(shuffled, key=lambda place: self._values[place], reverse=self._settings.descending)
+        return sorted(shuffled, key=lambda place: self._values[place], reverse=self.settings.descending)
 
 
 def _to_one_type(values: Sequence[float | str], column: str) -> Sequence[float] | Sequence[str]:
@@ -71,9 +71,8 @@ def _parse_number(text: str) -> float | None:
 
 
 def _read_value(prompt: Prompt, column: str) -> float | str:
-    value: JSON = prompt.metadata
-    for part in column.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    found, missing = follow_path(prompt.metadata, column)
+    value = None if missing is not None else found
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UserError(
             f"sampler by_column: prompt {prompt.uid} has {value!r} in its column {column!r}, it must be a number or "

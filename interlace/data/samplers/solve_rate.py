@@ -43,10 +43,10 @@ class SolveRate(PromptSampler):
     """Draws by the weight of the solve rate that was measured last."""
 
     Settings = SolveRateSettings
+    settings: SolveRateSettings
 
-    def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(self, settings: SolveRateSettings, prompts: Sequence[Prompt], seed: int) -> None:
         super().__init__(settings, prompts, seed)
-        self._settings = cast(SolveRateSettings, settings)
         self._rates: dict[int, float] = {}
         self._attempts: dict[int, int] = {}
         self._draws: dict[int, PromptDraw] = {}
@@ -70,7 +70,7 @@ class SolveRate(PromptSampler):
         return self._numbers.get(draw)
 
     def observe(self, rates: Mapping[int, float]) -> None:
-        share = self._settings.newest_share
+        share = self.settings.newest_share
         for position, rate in rates.items():
             before = self._rates.get(position, rate)
             self._rates[position] = (1 - share) * before + share * rate
@@ -94,7 +94,7 @@ class SolveRate(PromptSampler):
 
     def _compute_weight(self, position: int) -> float:
         rate = self._rates.get(position, 0.5)
-        return max(self._settings.floor, 4 * rate * (1 - rate))
+        return max(self.settings.floor, 4 * rate * (1 - rate))
 
     def _keep_draw(self, number: int, draw: PromptDraw) -> None:
         self._draws[number], self._numbers[draw] = draw, number

@@ -3,7 +3,8 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from types import TracebackType
 from typing import Self, cast
 
@@ -23,16 +24,13 @@ class MetricsLoggers:
 
     def __init__(self, info: RunInfo, names: Sequence[str], say: Callable[[str], None]) -> None:
         self._loggers: list[ThreadedLogger] = []
-        self._open = ExitStack()
-        with self._open:  # If a later logger fails, this closes the open ones.
-            self._jsonl = JsonlLogger(info)
-            self._open.callback(self._jsonl.close)
+        with ExitStack() as opened:  # If a later logger fails, this closes the open ones.
+            self._jsonl = opened.enter_context(closing(JsonlLogger(info)))
             for name in dict.fromkeys(names):
                 if name != "jsonl":
-                    logger = ThreadedLogger(name, lambda name=name: _make(name, info), say)  # type: ignore[misc]
-                    self._open.callback(logger.close)
-                    self._loggers.append(logger)
-            self._open = self._open.pop_all()
+                    logger = ThreadedLogger(name, partial(_make, name, info), say)
+                    self._loggers.append(opened.enter_context(closing(logger)))
+            self._open = opened.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs all metrics of a step; called once per step."""

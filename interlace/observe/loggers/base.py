@@ -62,6 +62,5 @@ class MetricsLogger(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a step; called once per step."""
-        ...
 
     def close(self) -> None: ...

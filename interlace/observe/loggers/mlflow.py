@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import mlflow
@@ -25,7 +26,9 @@ class Logger:
         uri = mlflow.get_tracking_uri()
         try:
             self._client = mlflow.MlflowClient()
-            experiment_id = self._find_experiment(info.project_or("MLFLOW_EXPERIMENT_NAME"))
+            project = info.project_or("MLFLOW_EXPERIMENT_NAME")
+            found = self._client.get_experiment_by_name(project)
+            experiment_id = str(found.experiment_id if found else self._client.create_experiment(project))
             self._run_id = self._find_run(experiment_id, info) or self._create_run(experiment_id, info)
             self._client.log_dict(self._run_id, dict(info.config), "config.json")
         except Exception as error:
@@ -41,18 +44,11 @@ class Logger:
             self._client.log_batch(self._run_id, metrics=values[start : start + MOST_METRICS])
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
-        rows = [
-            {"prompt": each.prompt, "response": each.response, "reward": each.reward, "num_tokens": each.num_tokens}
-            for each in samples
-        ]
+        rows = [asdict(each) for each in samples]
         self._client.log_dict(self._run_id, {"step": step, "samples": rows}, f"samples/step_{step:06d}.json")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
-
-    def _find_experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
 
     def _find_run(self, experiment_id: str, info: RunInfo) -> str | None:
         """Returns the MLflow run of a resumed run."""

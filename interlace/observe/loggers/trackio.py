@@ -1,6 +1,7 @@
 """Trackio, Hugging Face's local-first tracker."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import trackio
 
@@ -27,8 +28,7 @@ class Logger:
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
         import pandas as pd
 
-        rows = [[each.prompt, each.response, each.reward, each.num_tokens] for each in samples]
-        frame = pd.DataFrame(rows, columns=["prompt", "response", "reward", "num_tokens"])
+        frame = pd.DataFrame([asdict(each) for each in samples])
         self._run.log({"samples": trackio.Table(dataframe=frame)}, step=step)
 
     def close(self) -> None:

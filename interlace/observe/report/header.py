@@ -20,23 +20,15 @@ _SOURCES = ("reasoning_gym", "files", "starts", "hub", "mixture")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fact:
-    """A fact of a run."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """A number that summarizes a run."""
+    """A fact of a run, or a number that summarizes it."""
 
     name: str
     value: str
     note: str = ""
 
 
-def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list[Fact]:
+def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list[Card]:
     """Lists date, duration, command, model, algorithm, task, versions and machine, as far as the run recorded them."""
     settings = _read_settings(config)
     facts = [
@@ -56,7 +48,7 @@ def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list
         ("machine", f"{sessions[-1].host}: {sessions[-1].machine}" if sessions else ""),
         ("folder", str(run.folder)),
     ]
-    return [Fact(name=name, text=text) for name, text in facts if text]
+    return [Card(name=name, value=text) for name, text in facts if text]
 
 
 def _read_settings(config: str) -> Mapping[str, JSON]:
@@ -127,7 +119,9 @@ def summary_cards(run: RunData, config: str) -> list[Card]:
 
 def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
     ledger, seconds = ledger_of(run.rows), run.values("timing_s/step")
-    yield _make_change_card("reward", run.values("reward/mean"), "mean of a step, first → last")
+    if rewards := run.values("reward/mean"):
+        change = f"{number(rewards[0], 2)} → {number(rewards[-1], 2)}"
+        yield Card(name="reward", value=change, note="mean of a step, first → last")
     for kind in ("greedy", "sampled"):
         yield _make_accuracy_card(run, kind)
     asked = settings.get("steps")
@@ -176,11 +170,6 @@ def time_left_s(run: RunData, settings: Mapping[str, JSON]) -> float | None:
     if not isinstance(asked, int) or not seconds or len(run.rows) >= asked:
         return None
     return (asked - len(run.rows)) * sum(seconds) / len(seconds)
-
-
-def _make_change_card(name: str, values: Sequence[float], note: str) -> Card:
-    text = f"{number(values[0], 2)} → {number(values[-1], 2)}" if values else ""
-    return Card(name=name, value=text, note=note)
 
 
 def _make_accuracy_card(run: RunData, kind: str) -> Card:

@@ -17,8 +17,7 @@ from interlace.observe.report.device_time import DeviceTimeline, StepView, ledge
 from interlace.observe.report.distributions import distribution_panels, length_sentences
 from interlace.observe.report.films import film_views
 from interlace.observe.report.header import run_facts, summary_cards
-from interlace.observe.report.metric_table import metric_summaries
-from interlace.observe.report.panels import RUN_COLOURS, Panel, build_panels
+from interlace.observe.report.panels import RUN_COLOURS, build_panels
 from interlace.observe.report.sample_lanes import KINDS, lanes_view
 from interlace.observe.report.samples import answer_pairs, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
@@ -61,6 +60,18 @@ class PageContent:
     """Name of a section -> its HTML; empty for a section without content."""
     charts: Mapping[str, JSON]
     """Id of a chart -> its data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSummary:
+    """The values of one metric over the steps."""
+
+    name: str
+    num_steps: int
+    first: float
+    last: float
+    low: float
+    high: float
 
 
 def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None = None) -> None:
@@ -130,13 +141,25 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         ],
         "distributions": distributions,
         "length_sentences": length_sentences(runs),
-        "summaries": [(run.name, metric_summaries(run)) for run in runs],
+        "summaries": [(run.name, _summarize_metrics(run)) for run in runs],
         "configs": [(entry.run.name, entry.config) for entry in entries],
     }
     sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in SECTIONS}
     panels = [*learning.shown, *bars, *distributions]
     title = ", ".join(run.name for run in runs)
-    return PageContent(title=title, sections=sections, charts={panel.id: chart_data(panel) for panel in panels})
+    return PageContent(title=title, sections=sections, charts={panel.id: asdict(panel) for panel in panels})
+
+
+def _summarize_metrics(run: RunData) -> list[MetricSummary]:
+    """Summarizes each metric of metrics.jsonl and evaluations.jsonl, by name."""
+    names = sorted({name for row in (*run.rows, *run.evaluations) for name in row} - {"step"})
+    return [
+        MetricSummary(
+            name=name, num_steps=len(values), first=values[0], last=values[-1], low=min(values), high=max(values)
+        )
+        for name in names
+        if (values := run.values(name))
+    ]
 
 
 def _make_head(entries: Sequence[Entry]) -> dict[str, object]:
@@ -158,11 +181,6 @@ def _make_timeline(entry: Entry, step: int | None) -> Mapping[str, str | StepVie
     asked = "a whole step" if step is None else f"step {step}"
     note = f"timeline.json does not contain {asked}." if entry.timeline else "The run has no timeline.json."
     return {"name": entry.run.name, "view": view, "note": note}
-
-
-def chart_data(panel: Panel) -> JSON:
-    """Returns the values of a panel as the script of the page reads them."""
-    return asdict(panel)
 
 
 def embeddable_json(value: object) -> str:

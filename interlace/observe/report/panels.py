@@ -177,27 +177,21 @@ _REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")
 
 def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     """Returns PANELS with further panels for the metrics whose names depend on the run. names: all metrics."""
-    found = sorted(set(names))
-    parts = [name for name in found if name.startswith("reward/") and name not in _REWARD_SUMMARY]
-    sources = [name for name in found if name.startswith("source/") and name.endswith("/reward")]
-    sets = [name for name in found if name.startswith("eval/") and name.count("/") == 2]
-    critic = [name for name in found if name.startswith("critic/")]
-    updates = [name for name in found if name.startswith("off_policy/")]
-    causes = [name for name in found if name.startswith("failed/")]
-    memory = [name for name in found if name.startswith("memory/")]
+    found: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        found.setdefault(name.partition("/")[0], []).append(name)
+    parts = [name for name in found.get("reward", ()) if name not in _REWARD_SUMMARY]
+    sources = [name for name in found.get("source", ()) if name.endswith("/reward")]
+    sets = [name for name in found.get("eval", ()) if name.count("/") == 2]
+    critic = {name: name.removeprefix("critic/").replace("_", " ") for name in found.get("critic", ())}
+    updates = {name: name.removeprefix("off_policy/").replace("_", " ") for name in found.get("off_policy", ())}
     extra = [
-        _make_group("Reward parts", "mean over the scored samples of the step", parts, prefix="reward/"),
-        _make_group("Reward by source", "mean over the scored samples of the source", sources, prefix="source/"),
-        *[
-            _make_single(name.removeprefix("critic/").replace("_", " ").capitalize(), name, "of the critic")
-            for name in critic
-        ],
-        *[
-            _make_single(f"Off-policy: {name.removeprefix('off_policy/').replace('_', ' ')}", name, "mean of the step")
-            for name in updates
-        ],
-        _make_group("Failed samples by cause", "share of the samples that ended in the step", causes, prefix="failed/"),
-        _make_group("Memory", "bytes, by role", memory, prefix="memory/"),
+        _make_group("Reward parts", "mean over the scored samples of the step", parts),
+        _make_group("Reward by source", "mean over the scored samples of the source", sources),
+        *[_make_single(title.capitalize(), name, "of the critic") for name, title in critic.items()],
+        *[_make_single(f"Off-policy: {title}", name, "mean of the step") for name, title in updates.items()],
+        _make_group("Failed samples by cause", "share of the samples that ended in the step", found.get("failed", ())),
+        _make_group("Memory", "bytes, by role", found.get("memory", ())),
     ]
     held_out = PanelSpec(
         title="Held-out accuracy by set",
@@ -209,8 +203,8 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     return [spec for spec in (first, second, held_out, extra[0], extra[1], *others, *extra[2:]) if spec.lines]
 
 
-def _make_group(title: str, note: str, names: Sequence[str], *, prefix: str) -> PanelSpec:
-    lines = tuple(Line(metric=name, label=name.removeprefix(prefix).removesuffix("/reward")) for name in names)
+def _make_group(title: str, note: str, names: Sequence[str]) -> PanelSpec:
+    lines = tuple(Line(metric=name, label=name.partition("/")[2].removesuffix("/reward")) for name in names)
     return PanelSpec(title=title, note=note, lines=lines)
 
 

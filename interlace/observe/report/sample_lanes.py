@@ -87,7 +87,7 @@ def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) 
         run=run.name,
         step=chosen,
         seconds=end_s - start_s,
-        lanes=[_make_lane(sample, _num_turns(sample, timeline), parts, colours, window) for sample, parts in found],
+        lanes=[_make_lane(sample, timeline, parts, colours, window) for sample, parts in found],
         num_more=len(samples) - len(found),
         legend=[
             *((f"turn, version {version}", colour) for version, colour in colours.items()),
@@ -95,10 +95,6 @@ def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) 
               and kind in COLOURS),
         ],
     )  # fmt: skip
-
-
-def _num_turns(sample: Transcript, timeline: DeviceTimeline) -> int:
-    return len({turn.turn for turn in timeline.samples.turns[sample.key]})
 
 
 def _list_periods(sample: Transcript, timeline: DeviceTimeline) -> list[SamplePeriod]:
@@ -146,7 +142,11 @@ def _format_versions(first: int, last: int) -> str:
 
 
 def _make_lane(
-    sample: Transcript, num_turns: int, parts: Sequence[SamplePeriod], colours: Mapping[int, str], window: Period
+    sample: Transcript,
+    timeline: DeviceTimeline,
+    parts: Sequence[SamplePeriod],
+    colours: Mapping[int, str],
+    window: Period,
 ) -> Lane:
     start_s, end_s = window
     length = max(end_s - start_s, 1e-9)
@@ -166,7 +166,7 @@ def _make_lane(
         bars=bars,
         seconds=seconds,
         waiting_s=max(0.0, whole - sum(seconds)),
-        num_turns=num_turns,
+        num_turns=len({turn.turn for turn in timeline.samples.turns[sample.key]}),
         num_tokens=sample.num_tokens,
         versions=""
         if sample.version_min is None or sample.version_max is None

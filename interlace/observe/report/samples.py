@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.observe.answers import EvaluationAnswer
+from interlace.observe.answers import AnswerPair, EvaluationAnswer, pair_answers
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.step_line import printable
 
@@ -50,30 +50,18 @@ class FailureCause:
     last_step: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerPair:
-    """Answers to one held-out prompt at the first and at the last evaluation."""
-
-    uid: str
-    prompt: str
-    right_answer: str
-    before: str
-    after: str
-    was_correct: bool
-    is_correct: bool
-
-
 def sample_groups(run: RunData) -> list[ShownSamples]:
     """Chooses the samples of a run; groups without samples are left out."""
     samples = [sample for sample in run.transcripts if sample.num_tokens]
     scored = [sample for sample in samples if sample.reward is not None]
-    ordered = sorted(scored, key=lambda sample: (-(sample.reward or 0.0), -sample.step))
+    best = sorted(scored, key=lambda sample: (-(sample.reward or 0.0), -sample.step))
+    worst = sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
     drawn = random.Random(SEED).sample(samples, min(NUM_EACH, len(samples)))
     longest = sorted(samples, key=lambda sample: -sample.num_tokens)
-    has_spread = bool(ordered) and ordered[0].reward != ordered[-1].reward
+    has_spread = bool(best) and best[0].reward != best[-1].reward
     groups = (
-        ("Best", "highest reward, the latest first", _select_distinct(ordered) if has_spread else []),
-        ("Worst", "lowest reward, the latest first", _select_distinct(_sort_by_reward(scored)) if has_spread else []),
+        ("Best", "highest reward, the latest first", _select_distinct(best) if has_spread else []),
+        ("Worst", "lowest reward, the latest first", _select_distinct(worst) if has_spread else []),
         ("Random", "drawn from all steps", sorted(drawn, key=lambda sample: sample.step)),
         ("Longest", "a step waits for them", _select_distinct(longest)),
         ("One prompt over time", "the prompt that was drawn in the most steps", _over_time(scored)),
@@ -85,10 +73,6 @@ def sample_groups(run: RunData) -> list[ShownSamples]:
         for title, note, chosen in groups
         if chosen
     ]
-
-
-def _sort_by_reward(scored: Sequence[Transcript]) -> list[Transcript]:
-    return sorted(scored, key=lambda sample: (sample.reward or 0.0, -sample.step))
 
 
 def _select_distinct(samples: Sequence[Transcript]) -> list[Transcript]:
@@ -153,17 +137,10 @@ def answer_pairs(answers: Mapping[int, Sequence[EvaluationAnswer]]) -> list[Answ
     """Pairs the answers of the first and the last evaluation; empty with fewer than two evaluations."""
     if len(answers) < 2:
         return []
-    before = {answer.uid: answer for answer in answers[min(answers)]}
-    return [
-        AnswerPair(
-            uid=printable(after.uid),
-            prompt=cut(after.prompt),
-            right_answer=cut(after.right_answer),
-            before=cut(before[after.uid].response),
-            after=cut(after.response),
-            was_correct=before[after.uid].correct,
-            is_correct=after.correct,
-        )
-        for after in answers[max(answers)]
-        if after.uid in before
-    ][:NUM_ANSWERS]
+    pairs = pair_answers(answers[min(answers)], answers[max(answers)])
+    return [(_cut_answer(before), _cut_answer(after)) for before, after in pairs[:NUM_ANSWERS]]
+
+
+def _cut_answer(answer: EvaluationAnswer) -> EvaluationAnswer:
+    texts = {name: cut(getattr(answer, name)) for name in ("prompt", "right_answer", "response")}
+    return answer.model_copy(update={"uid": printable(answer.uid), **texts})

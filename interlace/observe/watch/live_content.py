@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from interlace.observe.answers import ANSWERS_FILE
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.header import find_asked_steps
 from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
 from interlace.observe.run_data import FileCache, RunData, RunReader, file_state
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_lock import is_held
+from interlace.observe.run_sessions import SESSIONS_FILE
 
 REST = 50.0
 """The page is rebuilt at most so often that the server rests this many times as long as it worked."""
@@ -72,7 +74,10 @@ class ContentSource:
 
 def _signature(folder: RunFolder) -> object:
     """Returns the states of the files that the page shows."""
-    files = (folder.metrics, folder.evaluations, folder.timeline, folder.config, folder.process, folder.samples)
+    files = (
+        folder.metrics, folder.evaluations, folder.timeline, folder.config, folder.process, folder.samples,
+        folder.path / ANSWERS_FILE, folder.path / SESSIONS_FILE, folder.advice, *folder.videos.glob("*/*"),
+    )  # fmt: skip
     return [file_state(path) for path in files], is_held(folder)
 
 

@@ -63,7 +63,6 @@ class PartEncoder(Protocol):
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:
         """Encodes shards. tensors: the rank's blocks, in the order of the shards."""
-        ...
 
 
 class PartDecoder(Protocol):
@@ -71,12 +70,10 @@ class PartDecoder(Protocol):
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
         """Returns the pieces that must be fetched to decode a block of a shard."""
-        ...
 
     def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:
         """Decodes a block. given: fetched pieces. base: the block in the version that a delta is applied to, which is
         changed in place. The result may share memory with the pieces."""
-        ...
 
 
 class CodecModule(Protocol):
@@ -84,11 +81,9 @@ class CodecModule(Protocol):
 
     def encoder(self, config: WeightsConfig) -> PartEncoder:
         """Makes the writer side."""
-        ...
 
     def decoder(self) -> PartDecoder:
         """Makes the reader side."""
-        ...
 
 
 @cache  # called for each tensor of a version, and each uncached call lists a folder

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import InterlaceError
-from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.codecs.base import Parcel, PartDecoder, PartEncoder, Piece, TensorEntry
 from interlace.weights.codecs.raw import Raw
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
@@ -29,7 +29,7 @@ _LARGEST_GAP = 65535
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-class DeltaEncoder:
+class DeltaEncoder(PartEncoder):
     """Writer side. Keeps the previous version on the host, in the served dtype."""
 
     def __init__(self, config: WeightsConfig) -> None:
@@ -39,7 +39,6 @@ class DeltaEncoder:
         self._num_since_full = 0
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:
-        """See PartEncoder."""
         base, due = self._version, self._num_since_full + 1 >= self._full_every
         found = self._collect_changes(shards, tensors, wanted=base is not None and not due)
         self._version = version
@@ -72,15 +71,14 @@ class DeltaEncoder:
         return found if wanted else None
 
 
-class DeltaDecoder:
+class DeltaDecoder(PartDecoder):
     """Reader side."""
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:  # noqa: ARG002 - changes of a shard come whole
-        """See PartDecoder."""
         return [Piece(shard.name + GAPS, None), Piece(shard.name + VALUES, None)]
 
     def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:
-        """See PartDecoder. Changes the base in place."""
+        """Changes the base in place."""
         if base is None:
             raise InterlaceError(f"weights: a delta of {shard.name} without the version that it is applied to.")
         held = bits_of(base)
@@ -129,11 +127,5 @@ def _select_positions(
     return inside, np.ravel_multi_index(own, box.size)
 
 
-def encoder(config: WeightsConfig) -> DeltaEncoder:
-    """Makes the writer side."""
-    return DeltaEncoder(config)
-
-
-def decoder() -> DeltaDecoder:
-    """Makes the reader side."""
-    return DeltaDecoder()
+encoder = DeltaEncoder
+decoder = DeltaDecoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.codecs.base import Parcel, PartDecoder, PartEncoder, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
 
@@ -22,11 +22,10 @@ def is_rounded(shard: Shard) -> bool:
     return len(shard.shape) >= 2 and "float" in shard.dtype
 
 
-class Int8:
+class Int8(PartEncoder, PartDecoder):
     """Both sides. A rank that holds part of a row scales by the largest absolute value of its part."""
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:  # noqa: ARG002
-        """See PartEncoder."""
         entries: dict[str, TensorEntry] = {}
         for shard in shards:
             rounded = is_rounded(shard)
@@ -36,7 +35,6 @@ class Int8:
         return Parcel(entries=entries, tensors=_round_tensors(shards, tensors), codec="int8")
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
-        """See PartDecoder."""
         inner = box.within(shard.box)
         if not is_rounded(shard):
             return [Piece(shard.name, inner)]
@@ -44,7 +42,6 @@ class Int8:
         return [Piece(shard.name, inner), Piece(shard.name + SCALE, rows)]
 
     def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:  # noqa: ARG002
-        """See PartDecoder."""
         import torch
 
         dtype = getattr(torch, shard.dtype)
@@ -70,6 +67,4 @@ def encoder(config: WeightsConfig) -> Int8:  # noqa: ARG001 - it has no settings
     return Int8()
 
 
-def decoder() -> Int8:
-    """Makes the reader side."""
-    return Int8()
+decoder = Int8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.codecs.base import Parcel, PartDecoder, PartEncoder, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
 
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Raw:
+class Raw(PartEncoder, PartDecoder):
     """Both sides. A shard is only converted to the served dtype."""
 
     name = "raw"
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:  # noqa: ARG002
-        """See PartEncoder."""
         entries = {shard.name: TensorEntry(self.wire_dtype(shard.dtype), shard.box.size) for shard in shards}
         return Parcel(entries=entries, tensors=tensors, codec=self.name, shards=shards)
 
@@ -28,11 +27,9 @@ class Raw:
         return dtype
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
-        """See PartDecoder."""
         return [Piece(shard.name, None if box == shard.box else box.within(shard.box))]
 
     def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:  # noqa: ARG002
-        """See PartDecoder."""
         import torch
 
         return given[0].to(getattr(torch, shard.dtype))
@@ -43,6 +40,4 @@ def encoder(config: WeightsConfig) -> Raw:  # noqa: ARG001 - it has no settings
     return Raw()
 
 
-def decoder() -> Raw:
-    """Makes the reader side."""
-    return Raw()
+decoder = Raw

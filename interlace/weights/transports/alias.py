@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import ContentHash, cut_out, own_tensors
+from interlace.weights.content import ContentHash, own_tensors
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Held, Lease, Sent
+from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +34,10 @@ class AliasSource:
         )
 
 
-class AliasEnds:
-    """Both sides."""
+class AliasEnds(Sender, Receiver):
+    """Both sides. The content lives as long as its source."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
-        """See Sender."""
         tensors = dict(own_tensors(parcel, copy=copy))
         found = ContentHash()
         for tensor in tensors.values():
@@ -48,17 +47,9 @@ class AliasEnds:
             found.update(flat[whole : whole + SAMPLE])
         return Sent(source=AliasSource(tensors=tensors), checksum=str(found), frozen=copy)
 
-    def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: the content lives as long as its source."""
-
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         assert isinstance(part.source, AliasSource)
-        held = part.source.tensors
-        return Held([cut_out(held[name], box and box.slices) for name, box in pieces])
-
-    def close(self) -> None:
-        """Does nothing."""
+        return Held.cut(part.source.tensors, pieces)
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> AliasEnds:  # noqa: ARG001
@@ -66,6 +57,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> AliasEnds:  #
     return AliasEnds()
 
 
-def receiver() -> AliasEnds:
-    """Makes an engine rank's side."""
-    return AliasEnds()
+receiver = AliasEnds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
@@ -11,6 +11,7 @@ from interlace.core.plugins import find_part
 from interlace.weights import transports
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import Box
 from interlace.weights.ref import WeightPart
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ class Sender(Protocol):
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:
         """Makes a parcel available to receivers. copy: the given tensors may change later, and the content must not."""
-        ...
 
     def keep(self, versions: Collection[int]) -> None:
-        """Frees the content of all versions but these."""
-        ...
+        """Frees the content of all versions but these. Does nothing if versions end by themselves."""
+        del versions
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the transport. Does nothing if it holds neither memory nor connections."""
+        return
 
 
 class Lease(Protocol):
@@ -48,7 +50,6 @@ class Lease(Protocol):
     @property
     def tensors(self) -> Sequence[Tensor]:
         """Returns the pieces, in the requested order."""
-        ...
 
     def close(self) -> None: ...
 
@@ -58,9 +59,10 @@ class Receiver(Protocol):
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
         """Receives pieces of a part, all of them or none. Raises InterlaceError if the content cannot be received."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the transport. Does nothing if it holds neither memory nor connections."""
+        return
 
 
 class TransportModule(Protocol):
@@ -68,11 +70,14 @@ class TransportModule(Protocol):
 
     def sender(self, config: WeightsConfig, *, rank: int, num_ranks: int) -> Sender:
         """Makes a trainer rank's side."""
-        ...
 
     def receiver(self) -> Receiver:
         """Makes an engine rank's side."""
-        ...
+
+
+def cut_out(tensor: Tensor, box: Box | None) -> Tensor:
+    """Returns a block of a tensor, as a view; the tensor itself if box is None."""
+    return tensor if box is None else tensor[box.slices]
 
 
 class Held:
@@ -80,6 +85,11 @@ class Held:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
+
+    @classmethod
+    def cut(cls, tensors: Mapping[str, Tensor], pieces: Sequence[Piece]) -> Held:
+        """Holds pieces of named tensors, as views."""
+        return cls([cut_out(tensors[name], box) for name, box in pieces])
 
     def close(self) -> None:
         """Drops the references to the pieces."""

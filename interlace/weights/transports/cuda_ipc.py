@@ -6,15 +6,15 @@ The trainer's copy of a version stays until two newer ones exist: by then no eng
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import cut_out, hash_on_device, own_tensors
+from interlace.weights.content import hash_on_device, own_tensors
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Held, Lease, Sent
+from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,14 +31,13 @@ class IpcSource:
     """Name -> function that opens a tensor in another process, and its arguments."""
 
 
-class IpcSender:
-    """A trainer rank's side."""
+class IpcSender(Sender):
+    """A trainer rank's side. The last KEPT versions stay."""
 
     def __init__(self) -> None:
         self._kept: deque[dict[str, Tensor]] = deque(maxlen=KEPT)
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender."""
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -48,25 +47,18 @@ class IpcSender:
         self._kept.append(held)
         return Sent(source=IpcSource(handles={n: reduce_tensor(t) for n, t in held.items()}), checksum=checksum)
 
-    def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: the last KEPT versions stay."""
-
     def close(self) -> None:
         """Frees the device memory."""
         self._kept.clear()
 
 
-class IpcReceiver:
+class IpcReceiver(Receiver):
     """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         assert isinstance(part.source, IpcSource)
         opened = {name: rebuild(*arguments) for name, (rebuild, arguments) in part.source.handles.items()}
-        return Held([cut_out(opened[name], box and box.slices) for name, box in pieces])
-
-    def close(self) -> None:
-        """Does nothing."""
+        return Held.cut(opened, pieces)
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> IpcSender:  # noqa: ARG001
@@ -74,6 +66,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> IpcSender:  #
     return IpcSender()
 
 
-def receiver() -> IpcReceiver:
-    """Makes an engine rank's side."""
-    return IpcReceiver()
+receiver = IpcReceiver

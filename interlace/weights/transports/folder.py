@@ -27,12 +27,12 @@ from torch import Tensor
 from interlace.core.errors import DiskFullError, InterlaceError, is_full_disk
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import ContentHash, content_hash, cut_out, view_of
+from interlace.weights.content import ContentHash, content_hash, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
 from interlace.weights.recording import Landing, join_landed, select_landings
 from interlace.weights.ref import WeightPart
 from interlace.weights.saved import SAVED_TYPES, SavedForm
-from interlace.weights.transports.base import Held, Lease, Sent
+from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
 
 INDEX = "model.safetensors.index.json"
 """File that maps each tensor to its file, for programs that load the folder."""
@@ -54,18 +54,19 @@ class SavedBlock(NamedTuple):
     pieces: Sequence[Landing]
 
 
-class FolderSender:
-    """A trainer rank's side."""
+class FolderSender(Sender):
+    """A trainer rank's side. The folders stay at its end, because other programs may read them."""
 
-    def __init__(self, folder: Path, rank: int, num_ranks: int) -> None:
-        self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
+    def __init__(self, config: WeightsConfig, *, rank: int, num_ranks: int) -> None:
+        self._folder = Path(config.folder or "").expanduser().absolute()
+        self._rank, self._num_ranks = rank, num_ranks
         self._written: list[int] = []
         self._num_sent = 0
         """Number of sent versions; equal on every rank, since all ranks send each version in the same order."""
         self._form: SavedForm | None = None
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender. Raises DiskFullError if the disk is full."""
+        """Raises DiskFullError if the disk is full."""
         place = version_folder(self._folder, version)
         place.mkdir(parents=True, exist_ok=True)
         mark = place / f"rank-{self._rank}-of-{self._num_ranks}.done"
@@ -103,9 +104,6 @@ class FolderSender:
         for version in gone if self._rank == 0 else ():
             shutil.rmtree(version_folder(self._folder, version), ignore_errors=True)
 
-    def close(self) -> None:
-        """Leaves the folders, because other programs may read them."""
-
 
 def version_folder(folder: Path, version: int) -> Path:
     """Returns the folder of one version."""
@@ -121,11 +119,11 @@ def newest_whole(folder: Path) -> int | None:
     return None
 
 
-class FolderReceiver:
+class FolderReceiver(Receiver):
     """An engine rank's side."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver. Checks the hash of the blocks that the rank wrote."""
+        """Checks the hash of the blocks that the rank wrote."""
         source = part.source
         assert isinstance(source, FolderSource)
         try:
@@ -144,10 +142,7 @@ class FolderReceiver:
                 "engine keeps its current weights."
             )
         made = {name: _join_blocks(source.blocks[name], held) for name in dict.fromkeys(name for name, _ in pieces)}
-        return Held([cut_out(made[name], box and box.slices) for name, box in pieces])
-
-    def close(self) -> None:
-        """Does nothing."""
+        return Held.cut(made, pieces)
 
 
 def _list_blocks(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlock], dict[str, TensorEntry]]:
@@ -222,11 +217,5 @@ def _map_file(file: Path) -> dict[str, Tensor]:
         return {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - the file is not a mapping
 
 
-def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> FolderSender:
-    """Makes a trainer rank's side."""
-    return FolderSender(Path(config.folder or "").expanduser().absolute(), rank, num_ranks)
-
-
-def receiver() -> FolderReceiver:
-    """Makes an engine rank's side."""
-    return FolderReceiver()
+sender = FolderSender
+receiver = FolderReceiver

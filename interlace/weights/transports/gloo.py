@@ -27,10 +27,10 @@ from torch import Tensor
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import content_hash, cut_out, own_tensors
+from interlace.weights.content import content_hash, own_tensors
 from interlace.weights.plan import Box
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Held, Lease, Sent
+from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent, cut_out
 
 if TYPE_CHECKING:
     from interlace.weights.meeting import Meeting
@@ -80,7 +80,7 @@ class Pair:
             self._group.recv([tensor], self._other, 0).wait()
 
 
-class PeerSender:
+class PeerSender(Sender):
     """A trainer rank's side."""
 
     pair = Pair
@@ -95,7 +95,6 @@ class PeerSender:
         threading.Thread(target=self._accept_callers, name="weights", daemon=True).start()
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender."""
         held = {name: self._place_tensor(tensor).contiguous() for name, tensor in own_tensors(parcel, copy=True)}
         with self._changed:
             self._versions[version] = held
@@ -113,7 +112,7 @@ class PeerSender:
         return tensor.cpu()
 
     def keep(self, versions: Collection[int]) -> None:
-        """See Sender. A version that is being sent is freed afterwards."""
+        """A version that is being sent is freed afterwards."""
         with self._changed:
             self._versions = {version: held for version, held in self._versions.items() if version in versions}
 
@@ -157,7 +156,7 @@ class PeerSender:
         pair.send(torch.tensor([int(bool(held))])).wait()
         on_way: list[tuple[Any, Tensor]] = []
         for name, box in asked if held else ():
-            piece = cut_out(held[name], box and box.slices).contiguous()
+            piece = cut_out(held[name], box).contiguous()
             if not piece.numel():
                 continue
             on_way.append((pair.send(piece), piece))  # keeps the piece alive until it has been sent
@@ -167,7 +166,7 @@ class PeerSender:
             work.wait()
 
 
-class PeerReceiver:
+class PeerReceiver(Receiver):
     """An engine rank's side."""
 
     pair = Pair
@@ -176,7 +175,6 @@ class PeerReceiver:
         self._calls: dict[tuple[str, int], _Call] = {}
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         source = part.source
         assert isinstance(source, PeerSource)
         address = (source.host, source.port)
@@ -295,6 +293,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> PeerSender:  
     return PeerSender(config)
 
 
-def receiver() -> PeerReceiver:
-    """Makes an engine rank's side."""
-    return PeerReceiver()
+receiver = PeerReceiver

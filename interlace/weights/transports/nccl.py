@@ -76,6 +76,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> NcclSender:  
     return NcclSender(config)
 
 
-def receiver() -> NcclReceiver:
-    """Makes an engine rank's side."""
-    return NcclReceiver()
+receiver = NcclReceiver

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import content_hash, cut_out, own_tensors
+from interlace.weights.content import content_hash, own_tensors
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Held, Lease, Sent
+from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,26 +24,17 @@ class MessageSource:
     tensors: Mapping[str, Tensor]
 
 
-class MessageEnds:
+class MessageEnds(Sender, Receiver):
     """Both sides. The store keeps its content, read-only, as long as a version is referenced."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
-        """See Sender."""
         tensors = {name: tensor.cpu() for name, tensor in own_tensors(parcel, copy=copy)}
         # If no message leaves the process, tensors that were not copied are still the trainer's memory.
         return Sent(source=MessageSource(tensors=tensors), checksum=content_hash(tensors.values()), frozen=copy)
 
-    def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: the store counts references."""
-
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
-        """See Receiver."""
         assert isinstance(part.source, MessageSource)
-        held = part.source.tensors
-        return Held([cut_out(held[name], box and box.slices) for name, box in pieces])
-
-    def close(self) -> None:
-        """Does nothing."""
+        return Held.cut(part.source.tensors, pieces)
 
 
 def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> MessageEnds:  # noqa: ARG001
@@ -51,6 +42,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> MessageEnds: 
     return MessageEnds()
 
 
-def receiver() -> MessageEnds:
-    """Makes an engine rank's side."""
-    return MessageEnds()
+receiver = MessageEnds

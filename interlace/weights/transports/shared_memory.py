@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.runtime.process.shared import SharedFolder
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import ALIGNMENT, ContentHash, cut_out, fill, offsets_of, view_of
+from interlace.weights.content import ALIGNMENT, ContentHash, fill, offsets_of, view_of
 from interlace.weights.ref import WeightPart
-from interlace.weights.transports.base import Sent
+from interlace.weights.transports.base import Receiver, Sender, Sent, cut_out
 
 MEMORY = Path("/dev/shm")
 _HEAD = struct.Struct("<q16s")
@@ -98,8 +98,8 @@ def _tensor_over(mapped: mmap.mmap) -> Tensor:
         return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
-class SlotSender:
-    """A trainer rank's side."""
+class SlotSender(Sender):
+    """A trainer rank's side. A slot is kept as long as an engine holds its lock."""
 
     def __init__(self) -> None:
         self._folder: SharedFolder | None = None
@@ -108,7 +108,6 @@ class SlotSender:
         self._num_made = 0
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        """See Sender."""
         offsets, size = offsets_of(parcel.entries.values(), start=ALIGNMENT)
         slot = self._free_slot(size)
         try:
@@ -157,9 +156,6 @@ class SlotSender:
                 slot.path.unlink(missing_ok=True)
                 slot.close()
 
-    def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: a slot is kept as long as an engine holds its lock."""
-
     def close(self) -> None:
         """Removes the slots; engines that serve from them continue."""
         for slot in self._slots:
@@ -182,14 +178,13 @@ class _SlotLease:
             self._slot.unlock()
 
 
-class SlotReceiver:
+class SlotReceiver(Receiver):
     """An engine rank's side. Keeps slots mapped, so that a reused slot needs no new page-table entries."""
 
     def __init__(self) -> None:
         self._slots: dict[Path, _Slot] = {}
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> _SlotLease:
-        """See Receiver."""
         source = part.source
         assert isinstance(source, SlotSource)
         self._forget_removed()
@@ -211,10 +206,7 @@ class SlotReceiver:
                 f"{source.path}; the engine keeps its current weights."
             )
         places = dict(zip(source.entries, source.offsets, strict=True))
-        tensors = [
-            cut_out(view_of(slot.memory, places[name], source.entries[name]), box and box.slices)
-            for name, box in pieces
-        ]
+        tensors = [cut_out(view_of(slot.memory, places[name], source.entries[name]), box) for name, box in pieces]
         return _SlotLease(slot, tensors)
 
     def _forget_removed(self) -> None:
@@ -240,6 +232,4 @@ def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> SlotSender:  
     return SlotSender()
 
 
-def receiver() -> SlotReceiver:
-    """Makes an engine rank's side."""
-    return SlotReceiver()
+receiver = SlotReceiver

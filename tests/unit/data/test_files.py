@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.data.config import FileSource
-from interlace.data.files import file_rows
+from interlace.data.files import table_rows
 
 GOOD = {"prompt": "1+1", "answer": 2, "level": "easy"}
 
@@ -20,13 +20,13 @@ def write(folder: Path, *lines: str, name: str = "set.jsonl") -> Path:
 
 def refusal(path: Path | str, **columns: str | None) -> str:
     with pytest.raises(UserError) as caught:
-        file_rows(FileSource(train=str(path)), "train", columns)
+        table_rows(FileSource(train=str(path)), "train", columns)
     return str(caught.value)
 
 
 def test_columns_become_prompt_answer_and_metadata(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps(GOOD), "", json.dumps({"prompt": "é", "answer": "x"}))
-    first, second = file_rows(FileSource(train=str(path)), "train")
+    first, second = table_rows(FileSource(train=str(path)), "train")
     assert (first.prompt, first.answer, first.metadata) == ("1+1", "2", {"level": "easy", "answer": 2})
     assert (second.prompt, second.answer, second.origin) == ("é", "x", f"{path}:3")
     assert first.uid == "train/set.jsonl:1"
@@ -34,12 +34,12 @@ def test_columns_become_prompt_answer_and_metadata(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_no_text_is_what_the_file_says(tmp_path: Path) -> None:
     path = write(tmp_path, *(f'{{"prompt": "?", "answer": {answer}}}' for answer in ("true", "-3", "2.50")))
-    assert [row.answer for row in file_rows(FileSource(train=str(path)), "train")] == ["true", "-3", "2.5"]
+    assert [row.answer for row in table_rows(FileSource(train=str(path)), "train")] == ["true", "-3", "2.5"]
 
 
 def test_other_column_names(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps({"question": "q", "solution": "s", "prompt": "p"}))
-    (row,) = file_rows(FileSource(train=str(path)), "train", {"prompt": "question", "answer": "solution"})
+    (row,) = table_rows(FileSource(train=str(path)), "train", {"prompt": "question", "answer": "solution"})
     assert (row.prompt, row.answer) == ("q", "s")
     assert row.metadata == {"prompt": "p", "question": "q", "solution": "s"}
 
@@ -49,7 +49,7 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "set.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([GOOD, {**GOOD, "prompt": "2+2", "answer": 4}]), path)
-    rows = file_rows(FileSource(train=str(path)), "train")
+    rows = table_rows(FileSource(train=str(path)), "train")
     assert [(row.prompt, row.answer, row.metadata["level"]) for row in rows] == [
         ("1+1", "2", "easy"),
         ("2+2", "4", "easy"),
@@ -96,7 +96,7 @@ def test_a_chat_is_read_with_its_history(tmp_path: Path, column: str, kind: str)
         pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist([values]), path)
     else:
         write(tmp_path, json.dumps(values))
-    (row,) = file_rows(FileSource(train=str(path)), "train")
+    (row,) = table_rows(FileSource(train=str(path)), "train")
     assert [(message.role, message.content) for message in row.messages] == [
         (message["role"], message["content"]) for message in CHAT
     ]

@@ -120,6 +120,14 @@ def test_numbers_of_a_csv_file_are_ordered_as_numbers() -> None:
         levels("10", "9", "")
 
 
+def test_a_column_with_a_dot_in_its_name_and_an_item_of_a_list_order_prompts() -> None:
+    for column, metadata in (("info.level", {"info.level": 3}), ("levels.1", {"levels": [0, 3]})):
+        given = [*prompts(1), replace(prompts(1)[0], uid="/1", metadata=metadata)]
+        given[0] = replace(given[0], metadata={"info.level": 5, "levels": [0, 5]})
+        sampler = create_sampler(task({"name": "by_column", "column": column}), given, 0)
+        assert sampler.draw(0).position == 1
+
+
 def test_prompts_that_are_sometimes_solved_are_drawn_most() -> None:
     served = stream("solve_rate")
     served.observe([("/0", 1.0), ("/1", 0.0), ("/2", 1.0), ("/2", 0.0)])

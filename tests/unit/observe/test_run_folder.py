@@ -126,6 +126,15 @@ def test_the_timelines_of_earlier_processes_are_kept(tmp_path: Path) -> None:
     assert kept == {"timeline-1.json": "first", "timeline-2.json": "second", "timeline.json": "third"}
 
 
+def test_a_deleted_timeline_leaves_the_later_ones_in_place(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "quickstart")
+    (run.path / "timeline-2.json").write_text("second")
+    run.timeline.write_text("third")
+    set_timeline_aside(run)
+    assert (run.path / "timeline-2.json").read_text() == "second"
+    assert (run.path / "timeline-3.json").read_text() == "third"
+
+
 def test_names_that_are_claimed_at_once_differ(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         names = [*pool.map(lambda _: claim_name(tmp_path / "runs", "quick"), range(16))]

@@ -16,6 +16,12 @@ def test_each_process_is_a_line_and_a_torn_line_is_left_out(tmp_path: Path) -> N
     assert "cores" in first.machine and first.host
 
 
+def test_a_command_with_a_line_separator_of_unicode_is_one_line(tmp_path: Path) -> None:
+    record_session(tmp_path, ["interlace", "train", "x", "task.format.system=one\u2028two"])
+    [session] = read_sessions(tmp_path)
+    assert "one\u2028two" in session.command
+
+
 def test_a_folder_without_sessions_has_none(tmp_path: Path) -> None:
     assert read_sessions(tmp_path) == []
 

@@ -5,10 +5,10 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.goodput import Ledger
 from interlace.observe.tables import (
     AccuracyRow,
-    AnswerRow,
     DerivedNumber,
     accuracy_table,
     answers_table,
@@ -34,18 +34,17 @@ def test_accuracy_shows_both_and_the_change() -> None:
 
 
 def test_answers_are_shown_as_they_are_and_marked_right_or_wrong() -> None:
-    row = AnswerRow(
-        prompt="[3, 1]", answer="1 3", before="[red]3 1[/]", before_correct=False, after="1 3", after_correct=True
-    )
-    text = printed(answers_table([row]))
+    before = EvaluationAnswer(uid="u", prompt="[3, 1]", right_answer="1 3", response="[red]3 1[/]", correct=False)
+    after = before.model_copy(update={"response": "1 3", "correct": True})
+    text = printed(answers_table([(before, after)]))
     for part in ("[3, 1]", "✗ [red]3 1[/]", "✓ 1 3"):
         assert part in text
 
 
 def test_a_long_answer_is_folded_and_not_cut() -> None:
     response = "".join(chr(ord("a") + i % 26) for i in range(300))
-    row = AnswerRow(prompt="p", answer="a", before=response, before_correct=False, after="", after_correct=False)
-    text = printed(answers_table([row]), width=60)
+    before = EvaluationAnswer(uid="u", prompt="p", right_answer="a", response=response, correct=False)
+    text = printed(answers_table([(before, before.model_copy(update={"response": ""}))]), width=60)
     assert "…" not in text
     letters = [line.split("│")[3].strip(" ✗") for line in text.splitlines() if line.count("│") == 5]
     assert "".join(letters) == response

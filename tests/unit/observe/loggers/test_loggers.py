@@ -215,14 +215,26 @@ def test_a_file_store_of_mlflow_is_refused_in_a_sentence(tmp_path: Path, monkeyp
 
 
 def test_wandb_offline_receives_evaluations_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is in the extra wandb")
+    wandb = pytest.importorskip("wandb", reason="wandb is in the extra wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     assert log_a_run(run_info(tmp_path, "a" * 32), "wandb") == []
+    wandb.teardown()  # its process writes the rest of the file
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = file.read_bytes()
     assert b"mine" in content and b"a" * 32 in content and b"eval/accuracy_greedy" in content
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/samples*.json"))
+
+
+def test_wandb_keeps_the_steps_that_a_resumed_run_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is in the extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with open_loggers(run_info(tmp_path, "a" * 32), ["wandb"]) as loggers:
+        for step, reward in ((1, 0.125), (3, 0.375), (2, 0.28125)):  # W&B's own step cannot return to 2
+            loggers.log(step, {"reward/mean": reward})
+    wandb.teardown()  # its process writes the rest of the file
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"0.28125" in file.read_bytes()
 
 
 def test_trackio_receives_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,14 @@ def test_the_content_has_the_new_step_once_its_line_is_whole(tmp_path: Path) -> 
     assert later["charts"]["panel-0"]["steps"][-1] == NUM_STEPS + 1 and later["tag"] != first["tag"]
 
 
+def test_suggestions_appear_on_the_page_of_a_finished_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "run")
+    source = ContentSource([folder])
+    assert "predicted saving" not in content_of(source)["sections"]["header"]
+    folder.advice.write_text(json.dumps({"suggestions": [{"setting": "sync_every=2", "saving": 0.1}]}))
+    assert "predicted saving" in content_of(source)["sections"]["header"]
+
+
 def test_a_page_that_costs_much_is_rebuilt_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_content, "REST", 1e6)
     folder = make_run(tmp_path, "run")
