@@ -4,8 +4,8 @@
   request of one token, sent alone; `tokens/s` is measured with concurrent requests. Both alternate, so a ratio compares
   neighbours in time; the median over the rounds is printed with the range.
 - `servers`: tokens/s of two servers against one, with the same total of requests.
-- `update`: seconds of a call that loads a new version into a server: from a folder in shared memory, which this process
-  writes first, and from the trainer's shared memory by a manifest.
+- `update`: seconds of a call that loads a new version into an idle server: from a folder in shared memory, which this
+  process writes first, and from the trainer's shared memory by a manifest. Generation stands still for a part of them.
 
     python benchmarks/engines.py [--model tiny:mini] [--requests 64] [--tokens 64] [--rounds 5] [--json FILE]
 """
@@ -22,6 +22,7 @@ from torch import Tensor
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import EngineSite, create_kind, engine_kind
 from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol
+from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from interlace.weights.config import WeightsConfig
@@ -107,7 +108,7 @@ def main() -> None:
     update: dict[str, list[float]] = {"folder": [], "manifest": []}
     route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory"))
     writer, reader = WeightWriter(route), WeightReader()
-    state = dict(load_model(model.model_copy(update={"seed": 1})).model.state_dict())
+    state = dict(list_named_weights(load_model(model.model_copy(update={"seed": 1})).model))  # as a trainer sends them
     try:
         for engine in (native, *servers):
             drain([engine], make_requests(4, 4))

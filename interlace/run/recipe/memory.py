@@ -10,7 +10,7 @@ from interlace.algorithms import Needs
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.state_parts import peak_bytes
-from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
+from interlace.engines.rollout.config import AUTO_TOKENS, InterlaceConfig, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
@@ -26,6 +26,7 @@ from interlace.run.recipe.layout import (
     reference_is_base,
 )
 from interlace.schedule.placement import Device
+from interlace.weights.config import BY_PLACE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -230,6 +231,17 @@ def _is_in_eight_bits(recipe: Recipe) -> bool:
     return isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
 
 
+def _joins_versions(recipe: Recipe, devices: tuple[Device, ...]) -> bool:
+    """Returns whether servers on cores join or decode a version in memory of their own while they generate."""
+    if not isinstance(recipe.rollout, InterlaceConfig) or recipe.weights.transport not in (BY_PLACE, "shared_memory"):
+        return False
+    placed = recipe.schedule.resolved.instances
+    actor, engine = (placed(role, devices)[0] for role in ("actor", ENGINE))
+    ranks = num_ranks(recipe, "actor", actor)
+    is_split = ranks > mesh_shape(recipe, "actor", ranks).replicate
+    return engine[0].pool == "cpu" and (is_split or recipe.weights.codec not in ("raw", "delta"))
+
+
 def working_bytes(workers: Sequence[WorkerMemory]) -> Mapping[str, int]:
     """Returns, by role, the bytes that an operation needs on each device in addition to the state: an upper bound."""
     return {worker.worker.partition("/")[0]: worker.transient_bytes for worker in workers}
@@ -275,6 +287,9 @@ def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple
         older = recipe.schedule.resolved.adapters_beside
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     weights = size.weight_bytes + count_copied_bytes(recipe, loads)
+    if _joins_versions(recipe, devices):
+        weights += size.weight_bytes
+        how += " + the next version"
     roles = [_Role(name=ENGINE, num_bytes=weights, kv_bytes=kv_bytes, how=how)]
     if kind.num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine

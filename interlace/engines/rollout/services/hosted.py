@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +49,8 @@ class HostedEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._requests = HostedRequests(engine, now)
         self._reader = WeightReader()
+        self._loading = asyncio.Lock()
+        """Held by the one load whose version the reader reads."""
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run_commands, name="engine service", daemon=True)
         self._thread.start()
@@ -97,15 +100,27 @@ class HostedEngine:
         await self._call_function(self._requests.resume)
 
     async def load(self, source: Path, version: int, mode: LoadMode) -> None:
+        """See EngineClient. While a version in shared memory is read, joined and decoded, the engine generates."""
+        async with self._loading:
+            load = await asyncio.to_thread(self._prepare_load, source, version, mode)
+            await self._call_function(load)
+
+    def _prepare_load(self, source: Path, version: int, mode: LoadMode) -> Callable[[], None]:
+        """Reads a version in shared memory. Returns the function that loads it on the engine's thread."""
+        with ExitStack() as opened:
+            is_in_memory = is_manifest(source)
+            weights = {**opened.enter_context(self._reader.open(read_manifest(source)))} if is_in_memory else {}
+            reading = opened.pop_all()
+
         def load() -> None:
             self._requests.flush()  # Sends the tokens so far with their versions.
-            if not is_manifest(source):
-                self._engine.load(source, version, mode)
-                return
-            with self._reader.open(read_manifest(source)) as weights:
-                self._engine.update_weights(weights, version, mode, frozen=weights.frozen)
+            with reading:  # Its end releases the memory of the version before; after an error, of this version.
+                if is_in_memory:
+                    self._engine.update_weights(weights, version, mode, frozen=True)
+                else:
+                    self._engine.load(source, version, mode)
 
-        await self._call_function(load)
+        return load
 
     async def health(self) -> ServiceHealth:
         """See EngineClient. It does not wait for the engine's thread, which may be loading weights."""

@@ -56,6 +56,21 @@ def test_the_cache_of_vllm_is_forecast_as_it_is_allocated() -> None:
     assert engine.num_bytes == math.ceil(size.weight_bytes / 4 + recipe.rollout.kv_tokens * 10 / 2)
 
 
+@pytest.mark.parametrize(("settings", "copies"), [((), 1), (("actor.ranks=2",), 2), (("weights.codec=cast",), 2)])
+def test_a_server_that_joins_or_decodes_versions_holds_the_next_one_beside(
+    settings: tuple[str, ...], copies: int
+) -> None:
+    devices = tuple(Device(index=n, pool="cpu", pool_index=n, memory_bytes=1 << 40) for n in range(4))
+    places = ("warmup=null", "cluster.devices=cpu:4", "rollout={engine: interlace, max_tokens: 4096}")
+    recipe = load_recipe("quickstart", [*places, *settings])
+    loads = measure_loads(recipe, empty_model(recipe.model), 8)
+    found = forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+    engine = next(each for each in found if each.worker.startswith("rollout"))
+    size = loads.size
+    assert engine.num_bytes == copies * size.weight_bytes + 4096 * size.kv_bytes_per_token
+    assert ("the next version" in engine.how) == (copies == 2)
+
+
 def test_a_run_on_rows_starts_with_the_forecast_that_was_checked() -> None:
     recipe = load_recipe("dpo", ROWS)
     derived = check_recipe(recipe)

@@ -213,6 +213,52 @@ def test_a_server_reads_a_version_from_the_memory_of_the_trainer_by_its_manifest
     assert {version for delta in received.deltas[request().id] for version, _ in delta.versions} == {4}
 
 
+@pytest.mark.parametrize("codec", ["raw", "cast"])
+def test_an_engine_generates_while_a_version_is_read_and_serves_it_until_the_next(
+    hosted: HostedEngine, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = load_model(MODEL.model_copy(update={"seed": 9})).model
+    state = dict(list_named_weights(trained))
+    for tensor in state.values():
+        tensor.copy_(tensor.bfloat16())  # so that the codec rounds nothing
+    route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory", codec=codec))
+    writer, folders, received = WeightWriter(route), VersionFolders(), Received()
+    long = request(params=SamplingParams(max_new_tokens=400))
+
+    def read_late(file: Path) -> WeightRef:
+        before = len(received.tokens(long.id))
+        while len(received.tokens(long.id)) == before:  # ends by the limit of the test if the engine stands still
+            pass
+        return read_manifest(file)
+
+    async def run() -> None:
+        work = asyncio.create_task(hosted.generate([replace(long, streams=True)], received))
+        while not received.tokens(long.id):
+            await asyncio.sleep(0)
+        for version in (1, 2):
+            ref = WeightRef(version=version, parts=(writer.write(version, state),))
+            await hosted.load(folders.write_manifest(ref), version, "recompute")
+        for version in (3, 4, 5):  # the trainer goes on with other weights, and the engine lags
+            writer.write(version, {name: tensor + 1 for name, tensor in state.items()})
+        await hosted.abort([long.id])
+        await work
+
+    monkeypatch.setattr("interlace.engines.rollout.services.hosted.read_manifest", read_late)
+    try:
+        asyncio.run(run())
+        short = Received()
+        asyncio.run(hosted.generate([request(1)], short))
+    finally:
+        writer.close()
+        folders.close()
+    expected = NativeEngine(trained, config=NativeConfig(max_running=4, max_tokens=4096), seed=3)
+    expected.submit(request(1))
+    while not (finished := expected.step().finished):
+        pass
+    assert short.tokens(request(1).id) == list(finished[0].token_ids)
+    assert short.logprobs(request(1).id) == list(finished[0].logprobs)
+
+
 def test_a_manifest_that_another_user_could_have_written_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "a.manifest"
     write_manifest(WeightRef(version=1), file)
