@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from interlace.agents.server.anthropic import AnthropicMessages, count_ask
-from interlace.agents.server.ask import Answers, Ask, Dialect, TextCodec
+from interlace.agents.server.ask import Answers, Ask, TextCodec
 from interlace.agents.server.body import Body
 from interlace.agents.server.chat import Chat, Completions, TokenGeneration
 from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
+from interlace.agents.server.dialect import Dialect
 from interlace.agents.server.errors import ApiError, as_api_error, as_openai
 from interlace.agents.server.http import json_response, stream_response
 from interlace.agents.server.metrics import ServerMetrics
@@ -41,12 +42,12 @@ NUM_RETRIES = "X-Stainless-Retry-Count"
 """Header in which OpenAI's and Anthropic's clients state how often they have sent a request before."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
-_DIALECTS: Mapping[str, tuple[Dialect, str]] = {
-    "/v1/chat/completions": (Chat(), "chatcmpl-"),
-    "/v1/completions": (Completions(), "cmpl-"),
-    "/v1/responses": (Responses(), "resp_"),
-    "/v1/messages": (AnthropicMessages(), "msg_"),
-    "/inference/v1/generate": (TokenGeneration(), "gen-"),
+_DIALECTS: Mapping[str, type[Dialect]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completions,
+    "/v1/responses": Responses,
+    "/v1/messages": AnthropicMessages,
+    "/inference/v1/generate": TokenGeneration,
 }
 
 
@@ -97,7 +98,8 @@ class SessionServer:
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
         self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
         self.metrics = ServerMetrics()
-        self._codec, self._control, self._add_routes = codec, control, add_routes
+        self._dialects = {path: kind(codec) for path, kind in _DIALECTS.items()}
+        self._control, self._add_routes = control, add_routes
         self._sessions = Sessions(self.api_key, visitors)
         self._retries = Retries()
         self._url = ""
@@ -112,7 +114,7 @@ class SessionServer:
         except ImportError:
             raise UserError("the server of sessions needs aiohttp: pip install 'interlace[serve]'.") from None
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_make_middleware(self._answer_safely)])
-        for path in _DIALECTS:
+        for path in self._dialects:
             app.router.add_post(path, self._ask)
         app.router.add_get("/health", self._handle_health)
         app.router.add_get("/metrics", self._show_metrics)
@@ -165,19 +167,24 @@ class SessionServer:
             response = await handler(request)
         except web.HTTPRequestEntityTooLarge:
             too_large = f"the body is larger than {LARGEST_BODY >> 20} MiB."
-            response = _make_error_response(request.path, ApiError(413, too_large))
+            response = self._make_error_response(request.path, ApiError(413, too_large))
         except web.HTTPException as error:
             what = f"{request.method} {request.path}: {error.reason}."
-            response = _make_error_response(request.path, ApiError(error.status, what))
+            response = self._make_error_response(request.path, ApiError(error.status, what))
         except Exception as error:  # noqa: BLE001 - the client gets the reason, and the server continues
-            response = _make_error_response(request.path, as_api_error(error))
+            response = self._make_error_response(request.path, as_api_error(error))
         finally:
             self.metrics.running -= 1
         self.metrics.observe(name, response.status, time.perf_counter() - start_s)
         return response
 
+    def _make_error_response(self, path: str, error: ApiError) -> "web.Response":
+        dialect = self._dialects.get(path)
+        content = dialect.error(error) if dialect else as_openai(error)
+        return json_response(content, status=error.status, headers=error.headers)
+
     async def _ask(self, request: "web.Request") -> "web.StreamResponse":
-        dialect, prefix = _DIALECTS[request.path]
+        dialect = self._dialects[request.path]
         conversation = self._sessions.find(_read_key(request))
         if conversation:
             conversation.check_open()
@@ -195,7 +202,9 @@ class SessionServer:
                 return await self._answer_request(visit, head, on_draft, None)
 
         def begin() -> Asked:
-            return Asked(digest, Answers(id=prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make)
+            return Asked(
+                digest, Answers(id=dialect.prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make
+            )
 
         if conversation:
             conversation.check_open()
@@ -203,15 +212,15 @@ class SessionServer:
         with retries.begin_once(named, digest, begin, is_first=is_first) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:
-                return await stream_response(request, dialect.stream(asked.head, self._codec), asked)
+                return await stream_response(request, dialect.stream(asked.head), asked)
             answer = await asked.answer()
             oldest, newest = answer.versions
             headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
-            return json_response(dialect.write(answer, self._codec), headers=headers)
+            return json_response(dialect.write(answer), headers=headers)
 
     def _read(self, path: str, content: bytes, number: int | None) -> tuple[Ask, str]:
         """Reads a request and computes its digest."""
-        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content, number)
+        return self._dialects[path].read(Body.parse(content)), digest_of(path, content, number)
 
     async def _answer_request(
         self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None
@@ -329,9 +338,3 @@ def _turn_number(request: "web.Request") -> int | None:
     if not (given.isascii() and given.isdigit() and len(given) <= 9):
         raise ApiError(400, f"the header X-Turn is {given[:20]!r}: it must be a turn's number, from 0 to 999999999.")
     return int(given)
-
-
-def _make_error_response(path: str, error: ApiError) -> "web.Response":
-    dialect, _ = _DIALECTS.get(path, (None, ""))
-    content = dialect.error(error) if dialect else as_openai(error)
-    return json_response(content, status=error.status, headers=error.headers)

@@ -5,8 +5,8 @@ import json
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from interlace.agents.server.ask import AnswerStream, Event
 from interlace.agents.server.conversation import Asked
+from interlace.agents.server.dialect import AnswerStream, Event
 from interlace.agents.server.errors import as_api_error
 from interlace.core.types import JSON
 
