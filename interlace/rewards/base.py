@@ -183,7 +183,6 @@ class LoadedReward:
 
     @property
     def is_async(self) -> bool:
-        """Returns whether any call is awaited."""
         return any(call.is_async for call in self.calls)
 
     @property

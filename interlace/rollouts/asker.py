@@ -36,7 +36,6 @@ class FromPool:
     async def __call__(
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
-        """Submits a request and waits for the response. If the wait is cancelled, the request is withdrawn."""
         if patience_s < math.inf and (version := self._pool.weights.drains_for) is not None:
             try:
                 await asyncio.wait_for(self._pool.swapped(version, who=who), patience_s)

@@ -12,7 +12,7 @@ from interlace.core.messages import Message, ToolSpec, as_message, same_message
 from interlace.core.sampling import LARGEST_INT32
 from interlace.core.types import JSON, IntArray, SamplingParams
 from interlace.rollouts.base import Context, Turn
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 
 LONG_TEXT = 1 << 14
 """Characters of a conversation from which it is tokenized on a thread."""

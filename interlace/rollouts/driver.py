@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Metrics
 from interlace.rollouts.engine_calls import EngineCalls, GenerationMeter
-from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
-from interlace.rollouts.pending_swaps import PendingSwaps
+from interlace.rollouts.engine_jobs import EngineJobs, Job
 from interlace.rollouts.role_groups import RolloutGroup
+from interlace.rollouts.served_weights import PendingSwaps
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
@@ -18,6 +19,9 @@ from interlace.runtime.waits import Signal
 from interlace.schedule.concurrency import create_limit
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
+
+if TYPE_CHECKING:
+    from interlace.rollouts.dispatcher import Dispatcher
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
@@ -59,7 +63,7 @@ class EngineDriver:
     """Loop of one rollout engine (`run`).
 
     Consumes: jobs (`submit`), new weights (`update_weights`), cancellations.
-    Produces: responses and drafts for the host, which is the dispatcher of the pool.
+    Produces: responses and drafts for the dispatcher of the pool.
     Waits for: work, then devices. It holds the devices until no work is left or another role requests them.
     Released by: a job, new weights, the device lock.
     """
@@ -69,7 +73,7 @@ class EngineDriver:
         group: RolloutGroup,
         cluster: Cluster,
         schedule: Schedule,
-        host: EngineHost,
+        host: "Dispatcher",
         *,
         swaps: PendingSwaps,
         on_lost: "Callable[[EngineDriver, str], None]",
@@ -102,12 +106,10 @@ class EngineDriver:
 
     @property
     def version(self) -> int:
-        """Version of the weights that the engine serves. -1 if it serves none."""
         return self.weights.version
 
     @property
     def is_away(self) -> bool:
-        """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         return self.standing is not Standing.MEMBER
 
     def _note_state(self) -> None:
@@ -150,7 +152,7 @@ class EngineDriver:
         if self.standing is Standing.MEMBER:
             self.standing = Standing.AWAY
         self._note_state()
-        self._host.on_partials(self.jobs.take_queue(), others)
+        self._host.dispatch(self.jobs.take_queue(), others)
         self._swaps.changed.fire()
         if not drains:
             self.evacuation.begin(others)
@@ -198,16 +200,16 @@ class EngineDriver:
         self.evacuation.end()
         self._enter_phase(Phase.IDLE)
         self._on_lost(self, reason)
-        self._host.on_partials(jobs)
+        self._host.dispatch(jobs)
 
     def _has_work(self) -> bool:
         if self.calls.has_work or self.evacuation.is_due:
             return True
         if self.is_away:
             return False
-        if self.weights.has_pending and self.evacuation.num_awaited:
+        if not self.weights.starts_new and self.evacuation.num_awaited:
             return self.weights.has_ready_job()  # otherwise it would hold its devices while it waits for these jobs
-        return self.weights.has_pending or self.jobs.num_queued > 0
+        return not self.weights.starts_new or self.jobs.num_queued > 0
 
     def _find_work(self) -> bool:
         """Takes over requests queued for other engines, unless the engine must drain, leave or yield its devices."""
@@ -358,7 +360,6 @@ class DeviceHold:
 
     @property
     def unload_arguments(self) -> tuple[str, ...]:
-        """Arguments for the engine's offload()."""
         return ("recompute",) if self._drops_cache else ()
 
     def record_unloaded(self, parts: Sequence[str]) -> None:

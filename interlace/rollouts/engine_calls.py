@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.progress import Progress
 from interlace.core.types import FinishReason, Response, SampleKey
-from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
+from interlace.rollouts.engine_jobs import EngineJobs, Job
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
@@ -18,6 +18,7 @@ from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse
 from interlace.schedule.episode_limit import EpisodeLimit
 
 if TYPE_CHECKING:
+    from interlace.rollouts.dispatcher import Dispatcher
     from interlace.rollouts.driver import EngineDriver
 
 
@@ -116,7 +117,7 @@ class EngineCalls:
     """Runs the jobs of one engine by calls to its worker, at most as many as the concurrency limit admits.
 
     Consumes: queued jobs, cancellations and ends of samples, which the next call carries.
-    Produces: responses and drafts for the host, and the record of each call in the timeline.
+    Produces: responses and drafts for the dispatcher, and the record of each call in the timeline.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class EngineCalls:
         meter: GenerationMeter,
         weights: WeightSwap,
         limit: ConcurrencyLimit,
-        host: EngineHost,
+        host: "Dispatcher",
     ) -> None:
         self._group, self._jobs, self._meter, self._weights, self._host = group, jobs, meter, weights, host
         self.limit = limit
@@ -252,7 +253,7 @@ class EngineCalls:
                 self._host.on_response(job, response)
                 continue
             jobs.append(replace(job, request=response.resumed))
-        self._host.on_partials(jobs, onto)
+        self._host.dispatch(jobs, onto)
         self.counts[reason] += len(jobs)
 
     def forget(self) -> list[Job]:

@@ -43,7 +43,6 @@ class EnvProxies:
 
     @asynccontextmanager
     async def episode(self, start: Start, *, around: Around) -> AsyncIterator[EnvEpisode]:
-        """Leases an environment of the run."""
         lease = next(self._numbers)
         try:
             with around():

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import cast
 
@@ -117,29 +118,21 @@ class GenerateStage:
         if self._channel.put(key, columns):
             self._on_generated(key)
 
-    async def _run(self, sample: Sample, num_losses: int = 0) -> None:
-        ask = FromPool(self._cluster, self._pool)
-        session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits, num_losses=num_losses)
-        try:
-            columns, failed = await run_episode(self._episode, session, sample.prompt), None
-        except EpisodeLostError as error:
-            self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
-            if session.may_begin_again:
-                await self._run(sample_after_loss(sample, error), session.num_begun)
-                return
-            reason = f"{error}, {session.num_begun} times"
-            columns, failed = {}, SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
-        except RestartBudgetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any error of a user's episode fails its sample
-            columns, failed = {}, sample_failure(error)
+    async def _run(self, sample: Sample) -> None:
+        make = partial(
+            EpisodeSession, self._cluster, FromPool(self._cluster, self._pool), params=self._params, limits=self._limits
+        )
+        found = await run_sample(self._episode, make, sample, on_lost=self._drop_turns)
         if self._running.pop(sample.key, None) is None:
             return  # cancelled, and the episode ended late
         self._pool.finish(sample.key)
-        if failed:
-            self._fail_sample(sample.key, failed)
+        if isinstance(found, SampleFailure):
+            self._fail_sample(sample.key, found)
         else:
-            self._write(sample.key, self._store_content(columns))
+            self._write(sample.key, self._store_content(found))
+
+    def _drop_turns(self, session: EpisodeSession) -> None:
+        self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
 
     def _store_content(self, columns: Columns) -> Columns:
         """Replaces the segments and the text of an episode by references, if workers in other processes read them."""
@@ -159,7 +152,35 @@ class GenerateStage:
         self._on_generated(key)
 
 
-def sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
+async def run_sample(
+    episode: Episode,
+    make: Callable[..., EpisodeSession],
+    sample: Sample,
+    *,
+    on_lost: Callable[[EpisodeSession], object] = bool,
+) -> Columns | SampleFailure:
+    """Runs the episode of a sample, again after a loss. Returns the columns, or the reason why the sample failed.
+
+    make: makes a session, from `sample` and `num_losses`. on_lost: called with the session of each lost episode.
+    """
+    num_losses = 0
+    while True:
+        session = make(sample=sample, num_losses=num_losses)
+        try:
+            return await run_episode(episode, session, sample.prompt)
+        except EpisodeLostError as error:
+            on_lost(session)
+            if not session.may_begin_again:
+                reason = f"{error}, {session.num_begun} times"
+                return SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
+            sample, num_losses = _sample_after_loss(sample, error), num_losses + 1
+        except RestartBudgetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of a user's episode fails only its sample
+            return sample_failure(error)
+
+
+def _sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
     """Returns the sample that begins again after the loss of its episode: with other noise if a simulator failed."""
     if isinstance(error, EpisodeProcessLostError):
         return sample

@@ -4,14 +4,13 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from functools import partial
 
-from interlace.core.causes import cause_of
-from interlace.core.errors import EpisodeLostError, RestartBudgetError
+from interlace.core.causes import SampleFailure
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.rollouts.base import Episode
 from interlace.rollouts.engine_jobs import OnDraft
-from interlace.rollouts.generate import run_episode, sample_after_loss, sample_failure
+from interlace.rollouts.generate import run_sample
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.rollouts.stream import Columns
@@ -53,22 +52,9 @@ class Player:
         return list(await asyncio.gather(*[self._play_episode(prompt, index, params) for prompt, index in asked]))
 
     async def _play_episode(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
-        sample = begun = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
-        for num_losses in count():
-            ask = _Outside(self._pool)
-            session = EpisodeSession(self._cluster, ask, begun, params, self._limits, num_losses=num_losses)
-            try:
-                columns = await run_episode(self._episode, session, begun.prompt)
-            except EpisodeLostError as error:
-                if session.may_begin_again:
-                    begun = sample_after_loss(begun, error)
-                    continue
-                reason = f"{error}, {session.num_begun} times"
-                columns = Columns(outcome=RewardResult(failure=reason, cause=cause_of(error)))
-            except RestartBudgetError:
-                raise
-            except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
-                failed = sample_failure(error)
-                columns = Columns(outcome=RewardResult(failure=failed.reason, cause=failed.cause))
-            break
-        return replace(sample, **columns)  # type: ignore[arg-type]  # a stage's columns are untyped
+        sample = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
+        make = partial(EpisodeSession, self._cluster, _Outside(self._pool), params=params, limits=self._limits)
+        found = await run_sample(self._episode, make, sample)
+        if isinstance(found, SampleFailure):
+            found = Columns(outcome=RewardResult(failure=found.reason, cause=found.cause))
+        return replace(sample, **found)  # type: ignore[arg-type]  # a stage's columns are untyped

@@ -55,10 +55,6 @@ class TokenBudget:
         self._spent: dict[SampleKey, int] = {}
         """Tokens of a sample's requests since the last publication. Empty without a budget."""
 
-    def __bool__(self) -> bool:
-        """Returns whether the schedule has a budget. Without one, no job needs a limit."""
-        return self.tokens is not None
-
     @property
     def mean_tokens(self) -> float:
         """Mean tokens of the responses so far."""
@@ -230,7 +226,7 @@ class EnginePool:
             self._make_job(request, deliver, request.params.max_new_tokens, on_draft)
             for request, deliver, on_draft in requests
         ]
-        self._dispatcher.dispatch(self._budget.limit_jobs(jobs) if self._budget else jobs)
+        self._dispatcher.dispatch(self._budget.limit_jobs(jobs))
 
     def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
         """Submits one turn of an episode, in one wave with all turns of this iteration of the event loop.
@@ -268,7 +264,7 @@ class EnginePool:
             )
             for request, future in zip(requests, futures, strict=True)
         ]
-        self._dispatcher.dispatch(jobs, to_all=True)
+        self._dispatcher.dispatch(jobs, self.drivers)
         try:
             found = [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
         finally:
@@ -321,8 +317,7 @@ class EnginePool:
         for request_id in self._owners.pop(key, ()):
             self.withdraw(request_id)
         self._dispatcher.end_sample(key)
-        if self._budget:
-            self._budget.end(key)
+        self._budget.end(key)
 
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Does nothing if it has a response."""
@@ -336,13 +331,13 @@ class EnginePool:
         """Delivers a response of an engine, or suspends its request if the budget is used up."""
         request, num_tokens = response.request, len(response.token_ids)
         driver = self._dispatcher.end_job(request.id)
-        is_of_sample = job.max_new_tokens is not None and not response.failure
-        if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, response):
+        limit = None if response.failure else job.max_new_tokens
+        if limit is not None and self._budget.charge(job, response):
             driver.calls.drop_context(request.owner)  # the sequence may continue on another engine
-            self._budget.suspend(self._make_job(response.resumed, job.deliver, job.max_new_tokens, job.on_draft))
+            self._budget.suspend(self._make_job(response.resumed, job.deliver, limit, job.on_draft))
             return
         self._dispatcher.tool_waits.end_turn(request.id, driver)
-        if is_of_sample:
+        if limit is not None:
             if request.may_continue:
                 self._dispatcher.homes.record_turn(response, driver)
             self._lengths.observe(request, num_tokens)
@@ -353,7 +348,7 @@ class EnginePool:
         """Makes the job of a sample's request within the budget. max_new_tokens: limit without the budget."""
         expected, homes = self._expect_tokens(request), self._dispatcher.homes
         return Job(
-            request=self._budget.limit_request(request, max_new_tokens) if self._budget else request,
+            request=self._budget.limit_request(request, max_new_tokens),
             order=-expected if self._dispatcher.ranks_by_length else request.owner.gid,
             expected_tokens=expected,
             deliver=deliver,

@@ -33,7 +33,7 @@ from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.context_encoder import ContextEncoder, read_messages
 from interlace.rollouts.envs.episode import EnvEpisode, Simulators
 from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.turn_record import TurnRecord
 from interlace.runtime.clock import Clock
 from interlace.runtime.waits import WaitRegistry
@@ -131,33 +131,27 @@ class EpisodeSession:
 
     @property
     def key(self) -> SampleKey:
-        """Key of the session's sample."""
         return self._sample.key
 
     @property
     def actions(self) -> ActionTokens | None:
-        """Map of the policy's tokens to actions; see Session."""
         return self._limits.actions
 
     @property
     def seed(self) -> int:
-        """Seed of the sample; see Session."""
         prompt = self._sample.prompt
         return stable_hash("episode", prompt.uid, prompt.attempt, self._sample.key.index)
 
     @property
     def turns(self) -> list[Turn]:
-        """Finished turns, by number."""
         return self._record.turns
 
     @property
     def rewards(self) -> Mapping[int, float]:
-        """Rewards by the number of the turn, without turns that have none."""
         return self._record.rewards
 
     @property
     def tool_uses(self) -> Sequence[ToolUse]:
-        """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
         return self._record.tool_uses
 
     def begin(self) -> None:
@@ -224,16 +218,13 @@ class EpisodeSession:
         return turn
 
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
-        """Returns the number of tokens of a context; see Session."""
         said, shown = read_messages(context), tuple(as_tool(tool) for tool in tools)
         return len(await self._contexts.encode(context, said, shown, self._record.next_number, self._limits.renderer))
 
     def reward(self, turn: Turn, value: float) -> None:
-        """Rewards a turn; see Session."""
         self._record.reward(turn.number, value)
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
-        """Counts a call of a tool; see Session."""
         self._record.add_tool_use(name, seconds=seconds, failed=failed)
 
     def take_tool_use(self, use: ToolUse) -> None:
@@ -265,7 +256,6 @@ class EpisodeSession:
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
-        """Names the wait of the block; see Session."""
         with self._code.exclude_wait():
             async with self._around.waiting(self.name, what):
                 yield

@@ -26,35 +26,6 @@ class _Pending:
         return messages is None or any(each.role == "tool" and each.tool_call_id in ids for each in messages)
 
 
-class SeenTools:
-    """Tool calls of one session. The time of a call is from the end of its turn to the request with its answer.
-
-    Answers of tools are not interpreted, so only calls that could not be read, or that name no tool, count as failed.
-    """
-
-    def __init__(self) -> None:
-        self.uses: list[ToolUse] = []
-        """Answered calls, in the order of their answers."""
-        self._pending: list[_Pending] = []
-
-    def drawn(self, turn: int, answer: Message, tools: Sequence[ToolSpec], now_s: float) -> None:
-        """Records the calls of a turn. turn: its number. tools: tools in the prompt of the turn."""
-        if answer.tool_calls:
-            self._pending.append(_Pending(turn, answer.tool_calls, frozenset(tool.name for tool in tools), now_s))
-
-    def record_request(self, messages: Sequence[Message] | None, now_s: float) -> None:
-        """Records the request of a turn. messages: its context; None if the context is token ids."""
-        if not self._pending:
-            return
-        answered = [each for each in self._pending if each.is_answered_by(messages)]
-        self._pending = [each for each in self._pending if each not in answered]
-        for each in answered:
-            for call in each.calls:
-                is_known = not call.error and (call.name in each.names or not each.names)
-                name = call.name if is_known else ""
-                self.uses.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known, turn=each.turn))
-
-
 def read_reward(value: object, what: str) -> float:
     """Returns a number that an episode gave, such as its reward. what: words for it.
 
@@ -70,7 +41,11 @@ def read_reward(value: object, what: str) -> float:
 
 
 class TurnRecord:
-    """Numbers and stores the turns of one session, with rewards and calls of tools."""
+    """Numbers and stores the turns of one session, with rewards and calls of tools.
+
+    The time of a call that is seen in messages is from the end of its turn to the request with its answer. Answers of
+    tools are not interpreted, so only calls that could not be read, or that name no tool, count as failed.
+    """
 
     def __init__(self, name: str, *, max_turns: int | None) -> None:
         """name: name of the episode, for messages. max_turns: largest number of turns; None for no limit."""
@@ -81,7 +56,9 @@ class TurnRecord:
         self.rewards: dict[int, float] = {}
         """Rewards by the number of the turn, without turns that have none."""
         self._reported: list[ToolUse] = []
-        self._seen = SeenTools()
+        self._seen: list[ToolUse] = []
+        """Calls in messages that were answered, in the order of their answers."""
+        self._pending: list[_Pending] = []
 
     @property
     def turns(self) -> list[Turn]:
@@ -91,7 +68,7 @@ class TurnRecord:
     @property
     def tool_uses(self) -> Sequence[ToolUse]:
         """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
-        return self._reported or self._seen.uses
+        return self._reported or self._seen
 
     @property
     def next_number(self) -> int:
@@ -123,12 +100,19 @@ class TurnRecord:
 
     def request(self, messages: Sequence[Message] | None, now_s: float) -> None:
         """Records the request of a turn. messages: its context; None if the context is token ids."""
-        self._seen.record_request(messages, now_s)
+        answered = [each for each in self._pending if each.is_answered_by(messages)]
+        self._pending = [each for each in self._pending if each not in answered]
+        for each in answered:
+            for call in each.calls:
+                is_known = not call.error and (call.name in each.names or not each.names)
+                name = call.name if is_known else ""
+                self._seen.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known, turn=each.turn))
 
     def add(self, turn: Turn, tools: Sequence[ToolSpec], now_s: float) -> None:
         """Stores a finished turn. tools: tools in its prompt."""
         self._turns[turn.number] = turn
-        self._seen.drawn(turn.number, turn.message, tools, now_s)
+        if calls := turn.message.tool_calls:
+            self._pending.append(_Pending(turn.number, calls, frozenset(tool.name for tool in tools), now_s))
 
     def reward(self, number: int, value: float) -> None:
         """Adds a reward to a turn. ValueError unless it is a finite float32 number."""

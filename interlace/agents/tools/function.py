@@ -28,11 +28,9 @@ class FunctionTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """Description for the model."""
         return self._signature.spec
 
     async def call(self, arguments: Mapping[str, JSON]) -> object:
-        """Calls the function with arguments converted to its parameter types."""
         call = partial(self._function, **self._signature.arguments(arguments))
         if inspect.iscoroutinefunction(self._function):
             return await cast(Awaitable[object], call())

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.types import Prompt
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 
 
 class ExampleWriter:

@@ -50,6 +50,8 @@ class Parser(ABC):
     """Tags of the format."""
     thoughts: ClassVar[tuple[str, str] | None] = None
     """Tags around reasoning; None if the format has none."""
+    begins: ClassVar[tuple[str, ...] | None] = None
+    """Tags with which calls begin; None if they are unknown."""
     signs: ClassVar[tuple[str, ...]] = ()
     """Texts that every chat template of this format contains. If empty, the parser is found by name only."""
 
@@ -58,9 +60,9 @@ class Parser(ABC):
         """Reads an answer without its end-of-turn tokens. in_thought: its context ended within the reasoning."""
 
     def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str] | None:
-        """Returns the tags with which calls begin; None if they are unknown."""
+        """Returns the tags with which calls begin; by default `begins`."""
         del tools
-        return None
+        return self.begins
 
     def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         """Reads an incomplete answer: the text before its first call, without a possible beginning of a tag."""
