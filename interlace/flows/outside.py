@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from interlace.core.types import Prompt, Request, Response, Sample, SamplingParams
 from interlace.flows.step_metrics import StepMeter
-from interlace.rollouts.play import Player
+from interlace.rollouts.generate import Player
 from interlace.rollouts.pool import EnginePool
 
 

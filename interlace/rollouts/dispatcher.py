@@ -46,11 +46,8 @@ class Dispatcher:
         self._drivers, self._weights, self._timeline = drivers, weights, cluster.timeline
         self.on_response = on_response
         self._schedule = schedule
-        self._policy, self._prefill_cost = create_dispatch(schedule.dispatch), schedule.prefill_cost
-        self.ranks_by_length = self._policy.longest_first
-        """True if long responses start first."""
-        self.curve = DecodeCurve() if self._policy.adapts else None
-        """Decode speed, fitted to each call of an engine. None if the dispatch policy does not use it."""
+        self._prefill_cost = schedule.prefill_cost
+        self._set_policy(schedule)
         self._gathering = None
         if isinstance(schedule.tail, Migrate):
             drains = schedule.on_update == "drain"
@@ -76,10 +73,15 @@ class Dispatcher:
             self._gathering.drains = schedule.on_update == "drain"
         if schedule.dispatch == before.dispatch:
             return False
+        self._set_policy(schedule)
+        return True
+
+    def _set_policy(self, schedule: Schedule) -> None:
         self._policy = create_dispatch(schedule.dispatch)
         self.ranks_by_length = self._policy.longest_first
+        """True if long responses start first."""
         self.curve = DecodeCurve() if self._policy.adapts else None
-        return True
+        """Decode speed, fitted to each call of an engine. None if the dispatch policy does not use it."""
 
     def use_all_engines(self) -> None:
         """Ends the gathering of a tail: all engines get requests of samples again."""

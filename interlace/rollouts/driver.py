@@ -132,7 +132,6 @@ class EngineDriver:
         self._wake()
 
     def submit(self, job: Job) -> None:
-        """Queues a job."""
         self.jobs.add(self.calls.order(job))
         self._wake()
 
@@ -279,17 +278,12 @@ class Evacuation:
         self._jobs, self._calls, self._wake = jobs, calls, wake
         self._onto: list[EngineDriver] | None = None
         """Engines to which the running jobs will move; None if they stay."""
-        self._num_awaited = 0
+        self.num_awaited = 0
+        """Number of engines whose running jobs will move here and continue under this engine's current weights."""
 
     @property
     def is_due(self) -> bool:
-        """True if the running jobs will move to other engines."""
         return self._onto is not None
-
-    @property
-    def num_awaited(self) -> int:
-        """Number of engines whose running jobs will move here and continue under this engine's current weights."""
-        return self._num_awaited
 
     def begin(self, onto: "list[EngineDriver]") -> None:
         """Requests that all running jobs move to the given engines. Does nothing if none runs or they move already."""
@@ -297,11 +291,10 @@ class Evacuation:
             return
         self._onto = onto
         for driver in onto:
-            driver.evacuation._num_awaited += 1
+            driver.evacuation.num_awaited += 1
         self._wake()
 
     async def move(self) -> None:
-        """Moves the running jobs if this was requested."""
         if self._onto is not None:
             await self._calls.abort_all("migrated", self._onto)
             self.end()
@@ -310,7 +303,7 @@ class Evacuation:
         """Ends the evacuation: the other engines wait for no more jobs of this one."""
         onto, self._onto = self._onto or [], None
         for driver in onto:
-            driver.evacuation._num_awaited -= 1
+            driver.evacuation.num_awaited -= 1
             driver.evacuation._wake()
 
 
@@ -336,7 +329,6 @@ class DeviceHold:
         """True from the request of another role until the engine has released its devices."""
 
     def is_over(self) -> bool:
-        """Returns whether the engine must yield its devices now."""
         return self.is_requested and self._clock.now() - self._since_s >= self._min_hold - ROUNDING_S
 
     def begin(self) -> None:
@@ -346,7 +338,6 @@ class DeviceHold:
             self.ask_to_yield()
 
     def end(self) -> None:
-        """Records that the engine released its devices."""
         self.is_requested = False
 
     def ask_to_yield(self) -> None:

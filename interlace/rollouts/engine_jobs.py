@@ -65,11 +65,9 @@ class EngineJobs:
 
     @property
     def num_queued(self) -> int:
-        """Number of jobs that were not submitted to the engine yet."""
         return len(self._queued)
 
     def add(self, job: Job) -> None:
-        """Queues a job."""
         self._num_added += 1
         self.load.change(1, job.expected_tokens)
         self._queued[job.request.id] = job
@@ -78,7 +76,6 @@ class EngineJobs:
             self._on_queue()
 
     def first(self) -> Job | None:
-        """Returns the first queued job, or None."""
         while self._heap and self._queued.get(self._heap[0][3].request.id) is not self._heap[0][3]:
             heapq.heappop(self._heap)
         return self._heap[0][3] if self._heap else None
@@ -103,7 +100,6 @@ class EngineJobs:
         return self._forget_job(self.running.pop(request_id, None))
 
     def take_queue(self) -> list[Job]:
-        """Removes all queued jobs. Returns them in order."""
         queued = [job for _, _, _, job in sorted(self._heap) if self._queued.get(job.request.id) is job]
         self._heap.clear()
         for job in queued:

@@ -33,7 +33,7 @@ from interlace.observe.films import Film
 from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse, Turn
 from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episode_envs import EnvAnswer, EnvAsk, EnvProxies
-from interlace.rollouts.generate import failure, outcome_of, sample_failure
+from interlace.rollouts.generate import outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import LoopServer, become_child, frame_message
@@ -301,7 +301,8 @@ class _EpisodeServer(LoopServer):
         except EpisodeLostError as error:
             end = EpisodeEnd(failure=str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
-            end = EpisodeEnd(failure=failure(error), cause=sample_failure(error).cause)
+            failed = sample_failure(error)
+            end = EpisodeEnd(failure=failed.reason, cause=failed.cause)
         session.close()
         del self._running[number]
         if end.outcome is not None and isinstance(self._episode, Filming):

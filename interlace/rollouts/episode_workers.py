@@ -240,12 +240,10 @@ class WorkerEpisodes:
 
     @property
     def num_ready(self) -> int:
-        """Number of processes that have started."""
         return self._processes.num_ready
 
     @property
     def num_lost(self) -> int:
-        """Number of processes that died or were replaced."""
         return self._processes.num_lost
 
     def films(self) -> list[Film]:

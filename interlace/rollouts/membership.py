@@ -101,13 +101,11 @@ class Membership:
             driver.follow(schedule)
 
     def start(self, driver: EngineDriver) -> None:
-        """Starts the loop of an engine."""
         if self.rules.watch_every_s is not None and not self._loops:
             self._cluster.spawn(self._watch_engines(self.rules.watch_every_s), name="engine health")
         self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
 
     def make_driver(self, group: RolloutGroup, standing: Standing = Standing.MEMBER) -> EngineDriver:
-        """Makes the driver of an engine."""
         swaps = self._weights.pending
         return EngineDriver(
             group,
@@ -190,7 +188,6 @@ class Membership:
             await asyncio.wait({recovery})
 
     def states(self) -> list[EngineState]:
-        """Lists the states of all engines."""
         return [self._describe_state(driver) for driver in self._drivers]
 
     def _describe_state(self, driver: EngineDriver) -> EngineState:

@@ -62,7 +62,6 @@ class PendingSwaps:
         """Fires when an engine has swapped or left."""
 
     def number_engine(self) -> int:
-        """Returns the number of a new engine."""
         return next(self._numbers)
 
     def finish(self) -> None:
@@ -90,7 +89,6 @@ class ServedWeights:
         """Most versions that engines served at the same time, since the start."""
 
     def follow(self, schedule: Schedule) -> None:
-        """Takes the treatment of updates from another schedule."""
         self._drains = schedule.on_update == "drain"
 
     def publish(self, ref: WeightRef) -> None:

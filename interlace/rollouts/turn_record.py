@@ -47,9 +47,9 @@ class TurnRecord:
     tools are not interpreted, so only calls that could not be read, or that name no tool, count as failed.
     """
 
-    def __init__(self, name: str, *, max_turns: int | None) -> None:
-        """name: name of the episode, for messages. max_turns: largest number of turns; None for no limit."""
-        self._name, self._max_turns = name, max_turns
+    def __init__(self, max_turns: int | None) -> None:
+        """max_turns: largest number of turns; None for no limit."""
+        self._max_turns = max_turns
         self._turns: dict[int, Turn | None] = {}
         """Turns by number; None for a turn in progress."""
         self._num_withdrawn = Counter[int]()
@@ -62,7 +62,6 @@ class TurnRecord:
 
     @property
     def turns(self) -> list[Turn]:
-        """Finished turns, by number."""
         return [turn for _, turn in sorted(self._turns.items()) if turn]
 
     @property
@@ -72,30 +71,26 @@ class TurnRecord:
 
     @property
     def next_number(self) -> int:
-        """Number of the next turn, if the episode does not choose one."""
         return max(self._turns, default=-1) + 1
 
     def reserve(self, number: int | None) -> int:
         """Reserves the number of a turn, or the next one if None. Returns it. UserError if the turn is not allowed."""
         place = self.next_number if number is None else number
         if place < 0 or place in self._turns:
-            raise UserError(f"turn {place} of {self._name} was requested before. Give each call a separate number.")
+            raise UserError(f"turn {place} was requested before. Give each call a separate number.")
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise UserError(f"the episode asked for more than {self._max_turns} turns (episode.max_turns)")
         self._turns[place] = None
         return place
 
     def free(self, number: int) -> None:
-        """Returns the number of a turn that was not begun."""
         del self._turns[number]
 
     def withdraw(self, number: int) -> None:
-        """Returns the number of a turn whose request was withdrawn."""
         self.free(number)
         self._num_withdrawn[number] += 1
 
     def num_withdrawn(self, number: int) -> int:
-        """Returns the number of requests of a turn that were withdrawn."""
         return self._num_withdrawn[number]
 
     def request(self, messages: Sequence[Message] | None, now_s: float) -> None:
@@ -118,10 +113,6 @@ class TurnRecord:
         """Adds a reward to a turn. ValueError unless it is a finite float32 number."""
         self.rewards[number] = self.rewards.get(number, 0.0) + read_reward(value, f"the reward of turn {number}")
 
-    def add_tool_use(self, name: str, *, seconds: float, failed: bool) -> None:
-        """Stores a call of a tool that the episode reports after the newest turn."""
-        self.take_tool_use(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
-
-    def take_tool_use(self, use: ToolUse) -> None:
-        """Stores a call of a tool that an episode in another process reported."""
+    def add_tool_use(self, use: ToolUse) -> None:
+        """Stores a call of a tool that the episode reported."""
         self._reported.append(use)

@@ -61,7 +61,6 @@ class Answers:
 
     @property
     def num_drawn_tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
@@ -163,21 +162,17 @@ def cached_tokens(answer: Answers) -> int:
     return max((turn.num_cached_tokens for turn in answer.turns), default=0)
 
 
-def runs_of(turn: Turn) -> list[JSON]:
-    """Returns the versions that sampled an answer's tokens, as a list of [version, number of tokens]."""
-    return [[version, count] for version, count in turn.versions.pieces]
-
-
 def prompt_of(answer: Answers, prompt_ids: IntArray) -> dict[str, JSON]:
     """Returns the context's token ids, if the client requested them."""
     return {"prompt_token_ids": prompt_ids.tolist()} if answer.ask.token_ids else {}
 
 
 def tokens_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
-    """Returns an answer's token ids and versions, if the client requested them."""
+    """Returns an answer's token ids and [version, number of tokens] pairs, if the client requested them."""
     if not answer.ask.token_ids:
         return {}
-    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
+    runs: list[JSON] = [[version, count] for version, count in turn.versions.pieces]
+    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs}
 
 
 def details_of(answer: Answers) -> dict[str, JSON]:

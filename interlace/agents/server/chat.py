@@ -27,7 +27,6 @@ from interlace.agents.server.requests import (
     CompletionRequest,
     GenerateRequest,
     Ids,
-    chat_tools,
 )
 from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message
@@ -46,7 +45,7 @@ class Chat(Dialect):
         ask = request.begin_ask(messages)
         return replace(
             ask,
-            tools=check_tools(chat_tools(request.tools, request.tool_choice)),
+            tools=check_tools(request.list_tools()),
             max_tokens=request.max_completion_tokens or ask.max_tokens,
             logprobs=bool(request.logprobs),
             one_call=request.parallel_tool_calls is False,

@@ -4,7 +4,6 @@ A field is used, or may only have values without effect, or changes no answer (`
 status 400 with the field's name.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -175,7 +174,6 @@ class ChatMessage(ClientPart):
     reasoning_content: str | None = None
 
     def message(self, where: str) -> Message:
-        """Returns the message. where: its position, for errors."""
         role = "system" if self.role == "developer" else self.role
         return as_message({**self.model_dump(exclude_none=True), "role": role, "content": self.content}, where)
 
@@ -195,6 +193,11 @@ class ChatRequest(CompletionFields):
     add_generation_prompt: Annotated[Any, only(True, why="an answer always begins a turn")] = None
     continue_final_message: Annotated[Any, only(False, why=NO_PREFILL)] = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+
+    def list_tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools; none if the choice is `none`."""
+        given = self.tools if self.tool_choice != "none" else None
+        return tuple(as_tool(tool, f"tools[{place}]") for place, tool in enumerate(given or ()))
 
 
 class CompletionRequest(CompletionFields):
@@ -246,7 +249,6 @@ class ResponseItem(ClientPart):
     output: Text = None
 
     def call(self, where: str) -> ToolCall:
-        """Returns the call of a function. where: its position, for errors."""
         return ToolCall(id=self.call_id, name=self.name, arguments=read_arguments(self.arguments, where))
 
 
@@ -363,10 +365,3 @@ class RewardRequest(RequestModel):
     """`/v1/session/reward` and `/v1/session/end`."""
 
     reward: float | None = None
-
-
-def chat_tools(tools: Sequence[Any] | None, choice: str | None) -> tuple[ToolSpec, ...]:
-    """Returns tools in OpenAI's chat format; none if the choice is `none`."""
-    if choice == "none":
-        return ()
-    return tuple(as_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools or ()))

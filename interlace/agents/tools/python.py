@@ -28,7 +28,6 @@ class PythonSource(ToolSource):
     """Source of the tool `python`: one sandbox for all episodes of a process, started by the first call."""
 
     def __init__(self, options: Mapping[str, JSON]) -> None:
-        """Reads the sandbox's settings. Raises UserError for an unknown one."""
         self._config = SandboxConfig.parse(options, where="tool python")
         self._sandbox = LastingSandbox(self._config)
         self.places = asyncio.Semaphore(self._config.runs_at_once)

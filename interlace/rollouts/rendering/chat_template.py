@@ -298,7 +298,6 @@ class Renderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the limits of the template, for users."""
         return self.proof.notes(branch_on_rewrite=self._config.on_rewrite == "branch")
 
 

@@ -13,7 +13,7 @@ from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, FinishReason, Prompt, Sample, SampleKey
 from interlace.engines.rollout import NativeConfig
 from interlace.rollouts.base import Episode, Session, Turn
-from interlace.rollouts.play import Player
+from interlace.rollouts.generate import Player
 from interlace.rollouts.session import NO_LIMITS
 from interlace.rollouts.turn_record import TurnRecord
 from interlace.run.clusters.base import ClusterConfig, run_on
@@ -47,7 +47,7 @@ def says(call: str) -> Message:
 
 
 def test_a_call_is_counted_once_with_the_time_to_the_request_that_brings_its_answer() -> None:
-    record = TurnRecord("episode", max_turns=None)
+    record = TurnRecord(max_turns=None)
     first = asks_for(ToolCall(id="a", name="add"), ToolCall(id="b", name="", error="no JSON"))
     record.add(make_turn(0, first), [ADD], 1.0)
     record.request([Message(role="user", content="another branch")], 2.0)

@@ -172,10 +172,8 @@ _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 def between(text: str, begin: str, end: str) -> list[tuple[str, bool, tuple[int, int]]]:
     """Lists the texts between two tags: the text, whether its end tag exists, and its span with the tags."""
-    found = []
-    for match in re.finditer(re.escape(begin) + f"(.*?)(?:({re.escape(end)})|$)", text, re.DOTALL):
-        found.append((match[1], match[2] is not None, match.span()))
-    return found
+    matches = re.finditer(re.escape(begin) + f"(.*?)(?:({re.escape(end)})|$)", text, re.DOTALL)
+    return [(match[1], match[2] is not None, match.span()) for match in matches]
 
 
 def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
