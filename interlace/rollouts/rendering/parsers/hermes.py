@@ -1,6 +1,7 @@
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5 and many others."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from interlace.core.messages import ToolCall, ToolSpec
 from interlace.rollouts.rendering.parsers.base import (
@@ -19,9 +20,9 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class HermesParser(Parser):
     """Parser of any number of calls, each JSON within tags."""
 
-    tags = (BEGIN, END)
+    tags: ClassVar[tuple[str, ...]] = (BEGIN, END)
     begins = (BEGIN,)
-    signs = (BEGIN, '"arguments"')
+    signs: ClassVar[tuple[str, ...]] = (BEGIN, '"arguments"')
 
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         reasoning, text = None, answer.text
