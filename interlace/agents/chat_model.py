@@ -45,7 +45,6 @@ class PolicyChatModel(BaseChatModel):
 
     @property
     def bound_tools(self) -> tuple[ToolSpec, ...]:
-        """Returns the tools that were bound last."""
         return tuple(self._bound)
 
     def bind_tools(  # house: the signature is LangChain's

@@ -27,7 +27,7 @@ from interlace.flows.steps import Ended, LoopSettings, StepObserver, StepResult
 from interlace.observe.goodput import Ledger
 from interlace.rollouts.base import Episode
 from interlace.rollouts.episodes.single_turn import SingleTurn
-from interlace.rollouts.play import Player
+from interlace.rollouts.generate import Player
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
 from interlace.rollouts.stream import ADVANTAGES_DONE, MARKS, SELECTED, Columns, Stream

@@ -183,16 +183,13 @@ class LoadedReward:
 
     @property
     def is_async(self) -> bool:
-        """Returns whether any call is awaited."""
         return any(call.is_async for call in self.calls)
 
     @property
     def is_batched(self) -> bool:
-        """Returns whether any function scores several samples in one call."""
         return any(call.is_batched for call in self.calls)
 
     def names(self, argument: str) -> bool:
-        """Returns whether any function receives an argument."""
         return any(call.names(argument) for call in self.calls)
 
 

@@ -34,7 +34,6 @@ class ModelScorer:
 
     @property
     def num_bytes(self) -> int:
-        """Returns the bytes of the weights."""
         return sum(tensor.nbytes for tensor in self._model.state_dict().values())
 
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:

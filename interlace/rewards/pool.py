@@ -179,7 +179,6 @@ class ScoringPool(ProcessPool[_Job, _Job]):
             job.alone = True
 
     def _replace(self, child: Child) -> None:
-        """Ends a process; others score its unfinished jobs."""
         self._pending.extendleft(reversed(self._end(child)))
 
 

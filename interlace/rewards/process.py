@@ -70,7 +70,6 @@ class _Answers:
         self._connection, self._writing = connection, threading.Lock()
 
     def send(self, *words: object) -> None:
-        """Sends one answer."""
         line = json.dumps(words).encode() + b"\n"
         with self._writing:
             self._connection.sendall(line)

@@ -177,7 +177,6 @@ class _Work:
     """Flag: further results are dropped."""
 
     def run(self) -> None:
-        """Makes the calls, on the thread."""
         for job in self.jobs:
             self.since_s = time.monotonic()
             results = evaluate_batch(self.reward, self.config, job)
@@ -186,7 +185,6 @@ class _Work:
             self.results.append(results)
 
     def left_s(self) -> float:
-        """Returns the seconds left for the current request."""
         used_s = time.monotonic() - self.since_s if self.since_s else 0.0
         return max(0.0, self.config.timeout_s - used_s)
 

@@ -77,11 +77,9 @@ class SourceShaping:
 
     @property
     def compares_lengths(self) -> bool:
-        """Returns whether a source has a length reward."""
         return any(config.length_weight for config in (self.default, *self.by_source.values()))
 
     def of(self, source: str) -> ShapingConfig:
-        """Returns the shaping of a source."""
         return self.by_source.get(source, self.default)
 
 

@@ -7,7 +7,7 @@ one value for each sample. verl's names `solution_str`, `ground_truth`, `extra_i
 
 import inspect
 import json
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -34,6 +34,9 @@ CHAT = "messages"
 """Column of a chat's messages in the metadata of its row."""
 
 AnyFunction: TypeAlias = Callable[..., Any]
+_Arguments: TypeAlias = ChainMap[str, Any]
+"""Values of the arguments of a call by name: other names of the response, which come before a column; values that
+`**kwargs` receives too; and values of names that are not a column of the row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,6 @@ class RewardCall:
     is_async: bool = False
 
     def names(self, argument: str) -> bool:
-        """Returns whether the function receives an argument."""
         return self.takes_any or self._has_parameter(argument)
 
     def _has_parameter(self, argument: str) -> bool:
@@ -162,25 +164,25 @@ class RewardCall:
             )
         return list(values)
 
-    async def _call_function(self, given: "_Arguments") -> Any:
+    async def _call_function(self, given: _Arguments) -> Any:
         bound = inspect.BoundArguments(self.signature, OrderedDict(self._choose_arguments(given)))
         found = self.function(*bound.args, **bound.kwargs)
         return await found if inspect.isawaitable(found) else found
 
-    def _choose_arguments(self, given: "_Arguments") -> dict[str, Any]:
+    def _choose_arguments(self, given: _Arguments) -> dict[str, Any]:
         """Returns the arguments of a call in the order of the signature."""
         found: dict[str, Any] = {}
         for parameter in self.signature.parameters.values():
             if parameter.kind == parameter.VAR_KEYWORD:
                 _, taken = unwrap_partial(self.function)
                 taken |= {*self.required, *self.optional}
-                found[parameter.name] = {name: value for name, value in given.values.items() if name not in taken}
+                found[parameter.name] = {name: value for name, value in given.maps[1].items() if name not in taken}
             elif self._has_parameter(parameter.name) and parameter.name in given:
                 value = given[parameter.name]
                 found[parameter.name] = _write_answer(value) if _is_text_answer(parameter) else value
         return found
 
-    def _make_arguments(self, request: ScoreRequest) -> "_Arguments":
+    def _make_arguments(self, request: ScoreRequest) -> _Arguments:
         """Returns every argument that a function of one response may name."""
         values: dict[str, Any] = {
             **request.metadata,
@@ -191,8 +193,8 @@ class RewardCall:
             "completion_ids": list(request.completion_ids),
             **request.given_answer,
         }
-        response = dict.fromkeys(("completion", "solution_str"), request.response)
-        return _Arguments(values, response, self._make_fallbacks(request))
+        response: dict[str, Any] = dict.fromkeys(("completion", "solution_str"), request.response)
+        return ChainMap(response, values, self._make_fallbacks(request))
 
     def _make_fallbacks(self, request: ScoreRequest) -> dict[str, Any]:
         """Returns arguments for which the row may have a column; an empty answer only if the function needs one."""
@@ -202,7 +204,7 @@ class RewardCall:
                 found[name] = request.given_answer.get(ANSWER, request.answer)
         return found
 
-    def _batch_arguments(self, requests: Sequence[ScoreRequest]) -> "_Arguments":
+    def _batch_arguments(self, requests: Sequence[ScoreRequest]) -> _Arguments:
         """Returns every argument that a function of a batch may name: lists with one value for each request."""
         rows = [{**request.metadata, **request.given_answer} for request in requests]
         others = [self._make_fallbacks(request) for request in requests]
@@ -218,28 +220,7 @@ class RewardCall:
         }
         if not self.takes_any:
             values["metadata"] = [request.metadata for request in requests]
-        return _Arguments(values, {"responses": [request.response for request in requests]}, _collect_columns(others))
-
-
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """Values of the arguments of a call by name."""
-
-    values: Mapping[str, Any]
-    """Values that `**kwargs` receives too."""
-    response: Mapping[str, Any]
-    """Other names of the response, which come before a column."""
-    fallbacks: Mapping[str, Any]
-    """Values of names that are not a column of the row."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.response or name in self.values or name in self.fallbacks
-
-    def __getitem__(self, name: str) -> Any:
-        for found in (self.response, self.values):
-            if name in found:
-                return found[name]
-        return self.fallbacks[name]
+        return ChainMap({"responses": [request.response for request in requests]}, values, _collect_columns(others))
 
 
 def _is_text_answer(parameter: inspect.Parameter) -> bool:

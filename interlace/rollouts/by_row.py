@@ -48,20 +48,16 @@ class ByRow:
         self._column, self._main, self._others = column, main, others
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
-        """Runs the episode that the row names."""
         label = read_label(self._column, prompt.metadata)
         return await (self._others[label] if label else self._main).run(prompt, session)
 
     def films(self) -> list[Film]:
-        """Returns the films of all episodes since the last call, sorted by name."""
         return sorted((film for one in self._filming for film in one.films()), key=lambda film: film.name)
 
     def why_no_films(self) -> str:
-        """Returns the reason why an episode cannot record films. Empty if no episode has one."""
         return next((reason for one in self._filming if (reason := one.why_no_films())), "")
 
     def close(self) -> None:
-        """Releases the resources of all episodes."""
         for one in (self._main, *self._others.values()):
             if isinstance(one, Closing):
                 one.close()

@@ -31,19 +31,17 @@ class CodeTime:
         self._is_open = False
 
     def begin(self) -> None:
-        """Records that the episode's code starts."""
         self._is_open = True
         self._register_wait()
 
     def end(self) -> None:
-        """Records that the episode's code has ended."""
         self._is_open = False
         self._unregister_wait()
 
     def check_open(self) -> None:
         """Raises RuntimeError if the code has not started or has ended."""
         if not self._is_open:
-            raise RuntimeError(f"{self._name} has ended; its session gives no more turns")
+            raise RuntimeError("the episode has ended; its session gives no more turns")
 
     async def limit(self, run: Awaitable[T]) -> T:
         """Awaits the episode within its time limit. TimeoutError if its code and tools take longer."""

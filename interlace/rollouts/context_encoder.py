@@ -12,7 +12,7 @@ from interlace.core.messages import Message, ToolSpec, as_message, same_message
 from interlace.core.sampling import LARGEST_INT32
 from interlace.core.types import JSON, IntArray, SamplingParams
 from interlace.rollouts.base import Context, Turn
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 
 LONG_TEXT = 1 << 14
 """Characters of a conversation from which it is tokenized on a thread."""
@@ -28,38 +28,6 @@ class _Past:
     """Tokens of the messages, as the model read and sampled them."""
 
 
-class History:
-    """Stores the tokens of each turn of a sample, so that later turns reuse them instead of tokenizing text again."""
-
-    def __init__(self) -> None:
-        self._turns: list[_Past] = []
-
-    def context(self, renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Returns the tokens of a conversation.
-
-        They begin with the tokens of the longest earlier turn with which the conversation begins and that has the same
-        renderer and tools. Without such a turn the whole conversation is rendered.
-        """
-        for past in sorted(self._turns, key=lambda past: -len(past.messages)):
-            if past.renderer is renderer and past.tools == tuple(tools) and _begins_with(messages, past.messages):
-                new = messages[len(past.messages) :]
-                found = renderer.extend(past.token_ids.tolist(), past.messages[-1], new, tools) if new else None
-                if found is not None:
-                    return found
-        return renderer.render(messages, tools)
-
-    def add_turn(
-        self,
-        renderer: Renderer,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        answer: Message,
-        token_ids: IntArray,
-    ) -> None:
-        """Stores a turn. token_ids: tokens of the whole context and the answer."""
-        self._turns.append(_Past((*messages, answer), tuple(tools), renderer, token_ids))
-
-
 def _begins_with(messages: Sequence[Message], with_: Sequence[Message]) -> bool:
     if len(messages) < len(with_):
         return False
@@ -69,13 +37,13 @@ def _begins_with(messages: Sequence[Message], with_: Sequence[Message]) -> bool:
 class ContextEncoder:
     """Encodes the contexts of one session, and checks that an engine has room for them.
 
-    Messages that continue an earlier turn reuse its tokens, see History.
+    Messages that continue an earlier turn reuse its tokens instead of tokenizing text again.
     """
 
     def __init__(self, renderer: Renderer | None, *, max_tokens: int | None) -> None:
         """renderer: None if episodes work on token ids only. max_tokens: tokens of the longest sequence."""
         self._renderer, self._max_tokens = renderer, max_tokens
-        self._history = History()
+        self._turns: list[_Past] = []
 
     async def vary_renderer(self, variables: Mapping[str, JSON]) -> Renderer | None:
         """Returns the renderer for a template's variables; it is made on a thread."""
@@ -97,7 +65,7 @@ class ContextEncoder:
         """
         if messages is None:
             return self._check_ids(context, number)
-        rendered = await self._render_messages(renderer or self._renderer, messages, tools, number)
+        rendered = await self._render_messages(renderer, messages, tools, number)
         return np.asarray(rendered, np.int32)
 
     async def _render_messages(
@@ -113,8 +81,22 @@ class ContextEncoder:
         num_given = sum(len(message.content) for message in messages if message.role != "assistant")
         self.check_length(-(-num_given // renderer.longest_token), number, "at least ")
         if sum(len(message.content) for message in messages) < LONG_TEXT:
-            return self._history.context(renderer, messages, tools)
-        return await asyncio.to_thread(self._history.context, renderer, messages, tools)
+            return self._continue_turn(renderer, messages, tools)
+        return await asyncio.to_thread(self._continue_turn, renderer, messages, tools)
+
+    def _continue_turn(self, renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Returns the tokens of a conversation.
+
+        They begin with the tokens of the longest earlier turn with which the conversation begins and that has the same
+        renderer and tools. Without such a turn the whole conversation is rendered.
+        """
+        for past in sorted(self._turns, key=lambda past: -len(past.messages)):
+            if past.renderer is renderer and past.tools == tools and _begins_with(messages, past.messages):
+                new = messages[len(past.messages) :]
+                found = renderer.extend(past.token_ids.tolist(), past.messages[-1], new, tools) if new else None
+                if found is not None:
+                    return found
+        return renderer.render(messages, tools)
 
     def _check_ids(self, token_ids: Context, number: int) -> IntArray:
         self.check_length(len(token_ids), number)
@@ -145,10 +127,9 @@ class ContextEncoder:
     def add_turn(
         self, turn: Turn, messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer | None
     ) -> None:
-        """Stores the tokens of a turn after messages, for later turns."""
         if renderer:
             tokens = np.concatenate([turn.prompt_ids, turn.token_ids])
-            self._history.add_turn(renderer, messages, tools, turn.message, tokens)
+            self._turns.append(_Past((*messages, turn.message), tuple(tools), renderer, tokens))
 
 
 def read_messages(context: Context) -> tuple[Message, ...] | None:

@@ -21,7 +21,7 @@ from interlace.schedule.tail import Migrate
 class Dispatcher:
     """Assigns jobs to engines by the dispatch policy, and to fewer engines at the tail of a step.
 
-    Consumes: jobs (`dispatch`), and jobs that an engine gives up (`on_partials`).
+    Consumes: jobs, and unfinished jobs that an engine gives up (`dispatch`).
     Produces: jobs of drivers. Their responses go to `on_response`, which is the pool's.
     Waits for: nothing. If all engines are away, jobs stay here.
     Released by: an engine that joins (`dispatch_parked`).
@@ -40,15 +40,14 @@ class Dispatcher:
     ) -> None:
         """engines: engines at the start. drivers: engines of the pool, which may change later.
 
-        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: see `EngineHost`.
+        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: called with the
+        response of each job that ended.
         """
         self._drivers, self._weights, self._timeline = drivers, weights, cluster.timeline
         self.on_response = on_response
         self._schedule = schedule
-        self._policy, self._prefill_cost = create_dispatch(schedule.dispatch), schedule.prefill_cost
-        self.ranks_by_length = self._policy.longest_first
-        """True if long responses start first."""
-        self.curve = DecodeCurve() if self._policy.adapts else None
+        self._prefill_cost = schedule.prefill_cost
+        self._set_policy(schedule)
         self._gathering = None
         if isinstance(schedule.tail, Migrate):
             drains = schedule.on_update == "drain"
@@ -74,10 +73,15 @@ class Dispatcher:
             self._gathering.drains = schedule.on_update == "drain"
         if schedule.dispatch == before.dispatch:
             return False
+        self._set_policy(schedule)
+        return True
+
+    def _set_policy(self, schedule: Schedule) -> None:
         self._policy = create_dispatch(schedule.dispatch)
         self.ranks_by_length = self._policy.longest_first
+        """True if long responses start first."""
         self.curve = DecodeCurve() if self._policy.adapts else None
-        return True
+        """Decode speed, fitted to each call of an engine. None if the dispatch policy does not use it."""
 
     def use_all_engines(self) -> None:
         """Ends the gathering of a tail: all engines get requests of samples again."""
@@ -91,15 +95,12 @@ class Dispatcher:
         if self._gathering:
             self._kept = self._gathering.look(self._kept, num_left, drains=self._weights.pending.num > 0)
 
-    def dispatch(self, jobs: Sequence[Job], *, to_all: bool = False) -> None:
-        """Gives each job to an engine. to_all: to any engine, even while a tail is gathered on fewer."""
-        self._dispatch_jobs(jobs, self._drivers if to_all else self._kept)
-
-    def _dispatch_jobs(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
+    def dispatch(self, jobs: Sequence[Job], onto: list[EngineDriver] | None = None) -> None:
+        """Gives each job to an engine. onto: only to these, even while a tail is gathered on fewer; None for any."""
         if not jobs:
             return
         before = [self._driver_of.get(job.request.id) for job in jobs] if self.tool_waits else []
-        ready, loads = self._list_ready(drivers)
+        ready, loads = self._list_ready(onto or self._kept)
         if not ready:
             self._parked += jobs
             self.tool_waits.look(before)
@@ -166,14 +167,10 @@ class Dispatcher:
         """
         for source in sorted(self._weights.pending.queues, key=lambda other: (-other.load.live_tokens, other.number)):
             if jobs := source.jobs.give(driver.calls.room, driver.load.live_tokens):
-                self.on_partials(jobs, [driver])
+                self.dispatch(jobs, [driver])
 
     def end_job(self, request_id: str) -> EngineDriver:
         """Forgets the job of a request that has its response. Returns the engine that served it."""
         driver = self._driver_of.pop(request_id)
         self._weights.count_versions(driver)
         return driver
-
-    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
-        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
-        self._dispatch_jobs(jobs, onto or self._kept)

@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Metrics
 from interlace.rollouts.engine_calls import EngineCalls, GenerationMeter
-from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
-from interlace.rollouts.pending_swaps import PendingSwaps
+from interlace.rollouts.engine_jobs import EngineJobs, Job
 from interlace.rollouts.role_groups import RolloutGroup
+from interlace.rollouts.served_weights import PendingSwaps
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
@@ -18,6 +19,9 @@ from interlace.runtime.waits import Signal
 from interlace.schedule.concurrency import create_limit
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
+
+if TYPE_CHECKING:
+    from interlace.rollouts.dispatcher import Dispatcher
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
@@ -59,7 +63,7 @@ class EngineDriver:
     """Loop of one rollout engine (`run`).
 
     Consumes: jobs (`submit`), new weights (`update_weights`), cancellations.
-    Produces: responses and drafts for the host, which is the dispatcher of the pool.
+    Produces: responses and drafts for the dispatcher of the pool.
     Waits for: work, then devices. It holds the devices until no work is left or another role requests them.
     Released by: a job, new weights, the device lock.
     """
@@ -69,7 +73,7 @@ class EngineDriver:
         group: RolloutGroup,
         cluster: Cluster,
         schedule: Schedule,
-        host: EngineHost,
+        host: "Dispatcher",
         *,
         swaps: PendingSwaps,
         on_lost: "Callable[[EngineDriver, str], None]",
@@ -102,12 +106,10 @@ class EngineDriver:
 
     @property
     def version(self) -> int:
-        """Version of the weights that the engine serves. -1 if it serves none."""
         return self.weights.version
 
     @property
     def is_away(self) -> bool:
-        """True while the engine is outside the pool: it takes no jobs, and its weights are not updated."""
         return self.standing is not Standing.MEMBER
 
     def _note_state(self) -> None:
@@ -130,7 +132,6 @@ class EngineDriver:
         self._wake()
 
     def submit(self, job: Job) -> None:
-        """Queues a job."""
         self.jobs.add(self.calls.order(job))
         self._wake()
 
@@ -150,7 +151,7 @@ class EngineDriver:
         if self.standing is Standing.MEMBER:
             self.standing = Standing.AWAY
         self._note_state()
-        self._host.on_partials(self.jobs.take_queue(), others)
+        self._host.dispatch(self.jobs.take_queue(), others)
         self._swaps.changed.fire()
         if not drains:
             self.evacuation.begin(others)
@@ -198,16 +199,16 @@ class EngineDriver:
         self.evacuation.end()
         self._enter_phase(Phase.IDLE)
         self._on_lost(self, reason)
-        self._host.on_partials(jobs)
+        self._host.dispatch(jobs)
 
     def _has_work(self) -> bool:
         if self.calls.has_work or self.evacuation.is_due:
             return True
         if self.is_away:
             return False
-        if self.weights.has_pending and self.evacuation.num_awaited:
+        if not self.weights.starts_new and self.evacuation.num_awaited:
             return self.weights.has_ready_job()  # otherwise it would hold its devices while it waits for these jobs
-        return self.weights.has_pending or self.jobs.num_queued > 0
+        return not self.weights.starts_new or self.jobs.num_queued > 0
 
     def _find_work(self) -> bool:
         """Takes over requests queued for other engines, unless the engine must drain, leave or yield its devices."""
@@ -277,17 +278,12 @@ class Evacuation:
         self._jobs, self._calls, self._wake = jobs, calls, wake
         self._onto: list[EngineDriver] | None = None
         """Engines to which the running jobs will move; None if they stay."""
-        self._num_awaited = 0
+        self.num_awaited = 0
+        """Number of engines whose running jobs will move here and continue under this engine's current weights."""
 
     @property
     def is_due(self) -> bool:
-        """True if the running jobs will move to other engines."""
         return self._onto is not None
-
-    @property
-    def num_awaited(self) -> int:
-        """Number of engines whose running jobs will move here and continue under this engine's current weights."""
-        return self._num_awaited
 
     def begin(self, onto: "list[EngineDriver]") -> None:
         """Requests that all running jobs move to the given engines. Does nothing if none runs or they move already."""
@@ -295,11 +291,10 @@ class Evacuation:
             return
         self._onto = onto
         for driver in onto:
-            driver.evacuation._num_awaited += 1
+            driver.evacuation.num_awaited += 1
         self._wake()
 
     async def move(self) -> None:
-        """Moves the running jobs if this was requested."""
         if self._onto is not None:
             await self._calls.abort_all("migrated", self._onto)
             self.end()
@@ -308,7 +303,7 @@ class Evacuation:
         """Ends the evacuation: the other engines wait for no more jobs of this one."""
         onto, self._onto = self._onto or [], None
         for driver in onto:
-            driver.evacuation._num_awaited -= 1
+            driver.evacuation.num_awaited -= 1
             driver.evacuation._wake()
 
 
@@ -334,7 +329,6 @@ class DeviceHold:
         """True from the request of another role until the engine has released its devices."""
 
     def is_over(self) -> bool:
-        """Returns whether the engine must yield its devices now."""
         return self.is_requested and self._clock.now() - self._since_s >= self._min_hold - ROUNDING_S
 
     def begin(self) -> None:
@@ -344,7 +338,6 @@ class DeviceHold:
             self.ask_to_yield()
 
     def end(self) -> None:
-        """Records that the engine released its devices."""
         self.is_requested = False
 
     def ask_to_yield(self) -> None:
@@ -358,7 +351,6 @@ class DeviceHold:
 
     @property
     def unload_arguments(self) -> tuple[str, ...]:
-        """Arguments for the engine's offload()."""
         return ("recompute",) if self._drops_cache else ()
 
     def record_unloaded(self, parts: Sequence[str]) -> None:

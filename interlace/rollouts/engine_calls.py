@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.progress import Progress
 from interlace.core.types import FinishReason, Response, SampleKey
-from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
+from interlace.rollouts.engine_jobs import EngineJobs, Job
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
@@ -18,6 +18,7 @@ from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse
 from interlace.schedule.episode_limit import EpisodeLimit
 
 if TYPE_CHECKING:
+    from interlace.rollouts.dispatcher import Dispatcher
     from interlace.rollouts.driver import EngineDriver
 
 
@@ -26,7 +27,8 @@ class GenerationMeter:
 
     def __init__(self, group: TypedGroup, timeline: Timeline) -> None:
         self._group, self._timeline = group, timeline
-        self._cached_tokens = 0
+        self.num_cached_tokens = 0
+        """Tokens of the sequences that were submitted and have not left."""
         self._repeated_tokens = self._prompt_tokens = 0
         self._histories: dict[str, int] = {}
         """For each running turn, the context tokens from earlier turns, which the engine reuses or recomputes."""
@@ -35,7 +37,7 @@ class GenerationMeter:
     def submit(self, request_id: str, num_prompt: int, num_generated: int, num_history: int) -> None:
         """Records the tokens of a request of the next call: prompt, response so far, and context of earlier turns."""
         self._timeline.prompts_s[self._group.name] = self._timeline.clock.now()
-        self._cached_tokens += num_prompt + num_generated
+        self.num_cached_tokens += num_prompt + num_generated
         if num_generated:
             self._repeated_tokens += num_prompt + num_generated
         else:
@@ -49,19 +51,13 @@ class GenerationMeter:
             self._begun.append(turn)
 
     def recompute(self) -> None:
-        """Records that the engine recomputes the KV cache of its running sequences."""
-        self._repeated_tokens += self._cached_tokens
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens of the sequences that were submitted and have not left."""
-        return self._cached_tokens
+        self._repeated_tokens += self.num_cached_tokens
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> list[TurnEnd]:
         """Records sequences that left the engine with a call. Returns the ended turns of the flow. span: see end()."""
         ended = []
         for done in responses:
-            self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
+            self.num_cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
             # The engine reports reused tokens only now, so recomputed tokens count for this call.
             self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
             turn = TurnEnd(*done.request.owner, done.request.turn, len(done.token_ids))
@@ -72,12 +68,11 @@ class GenerationMeter:
 
     def forget(self) -> None:
         """Records that the engine's process ended with its running sequences, which begin again."""
-        self._cached_tokens = self._repeated_tokens = self._prompt_tokens = 0
+        self.num_cached_tokens = self._repeated_tokens = self._prompt_tokens = 0
         self._histories.clear()
         self._begun.clear()
 
     def drop(self, num_tokens: int) -> None:
-        """Records the tokens of a sample that ended before it was finished."""
         self._timeline.drop_tokens(num_tokens)
 
     def end(self, span: Span, progress: Progress, num_queued: int) -> EngineCall:
@@ -85,8 +80,8 @@ class GenerationMeter:
 
         span: span of rank 0. num_queued: requests that were not submitted to the engine yet.
         """
-        num_held_tokens = self._cached_tokens + progress.num_new_tokens / 2
-        self._cached_tokens += progress.num_new_tokens
+        num_held_tokens = self.num_cached_tokens + progress.num_new_tokens / 2
+        self.num_cached_tokens += progress.num_new_tokens
         ended = self.take_out(span, progress.responses)
         reasons = [response.finish_reason for response in progress.responses]
         num_finished = len(reasons) - reasons.count(FinishReason.ABORTED)
@@ -116,7 +111,7 @@ class EngineCalls:
     """Runs the jobs of one engine by calls to its worker, at most as many as the concurrency limit admits.
 
     Consumes: queued jobs, cancellations and ends of samples, which the next call carries.
-    Produces: responses and drafts for the host, and the record of each call in the timeline.
+    Produces: responses and drafts for the dispatcher, and the record of each call in the timeline.
     """
 
     def __init__(
@@ -126,7 +121,7 @@ class EngineCalls:
         meter: GenerationMeter,
         weights: WeightSwap,
         limit: ConcurrencyLimit,
-        host: EngineHost,
+        host: "Dispatcher",
     ) -> None:
         self._group, self._jobs, self._meter, self._weights, self._host = group, jobs, meter, weights, host
         self.limit = limit
@@ -172,7 +167,6 @@ class EngineCalls:
             self._episodes.drop(owner)
 
     def drop_contexts(self) -> None:
-        """Records that the engine has dropped the KV caches between turns."""
         if self._episodes:
             self._episodes.clear()
 
@@ -217,7 +211,6 @@ class EngineCalls:
         return await self._group.inline(RolloutGroup.serve, requests, aborts, ended)
 
     def record(self, progress: Progress, span: Span) -> None:
-        """Delivers the results of a call and records its work."""
         self.kv_use = progress.kv_use
         num_tokens = self._meter.num_cached_tokens + progress.num_new_tokens
         served = self._meter.end(span, progress, self._jobs.num_queued)
@@ -252,7 +245,7 @@ class EngineCalls:
                 self._host.on_response(job, response)
                 continue
             jobs.append(replace(job, request=response.resumed))
-        self._host.on_partials(jobs, onto)
+        self._host.dispatch(jobs, onto)
         self.counts[reason] += len(jobs)
 
     def forget(self) -> list[Job]:

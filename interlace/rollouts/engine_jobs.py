@@ -1,18 +1,13 @@
-"""Jobs of one engine, the queue of those that wait, and the interface through which a driver reports to the pool."""
+"""Jobs of one engine, and the queue of those that wait."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TypeAlias
 
 from interlace.core.progress import Draft
 from interlace.core.types import Request, Response
-from interlace.runtime.decode_curve import DecodeCurve
 from interlace.schedule.dispatch import Load
-
-if TYPE_CHECKING:
-    from interlace.rollouts.driver import EngineDriver
-
 
 Deliver: TypeAlias = Callable[[Response], None]
 OnDraft: TypeAlias = Callable[[Draft], None]
@@ -50,23 +45,6 @@ class Job:
         return self.request.num_prompt_tokens + self.request.num_tokens
 
 
-class EngineHost(Protocol):
-    """Receiver of a driver's reports: the dispatcher of the engine pool."""
-
-    curve: DecodeCurve | None
-    """Decode speed, fitted to each call. None if the dispatch policy does not use it."""
-    on_response: Callable[[Job, Response], None]
-    """Called with the response of each job that ended."""
-
-    def fill(self, driver: "EngineDriver") -> None:
-        """Gives an engine requests that are queued for engines with pending weights."""
-        ...
-
-    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
-        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
-        ...
-
-
 class EngineJobs:
     """Jobs that were given to an engine and have not ended. A job waits in the queue, and then runs.
 
@@ -87,11 +65,9 @@ class EngineJobs:
 
     @property
     def num_queued(self) -> int:
-        """Number of jobs that were not submitted to the engine yet."""
         return len(self._queued)
 
     def add(self, job: Job) -> None:
-        """Queues a job."""
         self._num_added += 1
         self.load.change(1, job.expected_tokens)
         self._queued[job.request.id] = job
@@ -100,7 +76,6 @@ class EngineJobs:
             self._on_queue()
 
     def first(self) -> Job | None:
-        """Returns the first queued job, or None."""
         while self._heap and self._queued.get(self._heap[0][3].request.id) is not self._heap[0][3]:
             heapq.heappop(self._heap)
         return self._heap[0][3] if self._heap else None
@@ -125,7 +100,6 @@ class EngineJobs:
         return self._forget_job(self.running.pop(request_id, None))
 
     def take_queue(self) -> list[Job]:
-        """Removes all queued jobs. Returns them in order."""
         queued = [job for _, _, _, job in sorted(self._heap) if self._queued.get(job.request.id) is job]
         self._heap.clear()
         for job in queued:

@@ -37,13 +37,11 @@ class EnvProxies:
     """Client of the run's environments for an episode in another process. A `Simulators` of its session."""
 
     def __init__(self, send: Callable[[EnvAsk], None]) -> None:
-        """send: sends a request to the run."""
         self._send, self._numbers = send, itertools.count()
         self._answers: dict[int, asyncio.Future[object]] = {}
 
     @asynccontextmanager
     async def episode(self, start: Start, *, around: Around) -> AsyncIterator[EnvEpisode]:
-        """Leases an environment of the run."""
         lease = next(self._numbers)
         try:
             with around():
@@ -72,7 +70,6 @@ class EnvLeases:
     """Server of the environments that an episode in another process has leased. One task holds each environment."""
 
     def __init__(self, session: EpisodeSession, answer: Callable[[EnvAnswer], None]) -> None:
-        """answer: sends an answer to the episode."""
         self._session, self._answer = session, answer
         self._jobs: dict[int, asyncio.Queue[tuple[int, SlotJob]]] = {}
         """Lease -> jobs of its environment after the reset, each with the number of its answer."""
@@ -96,7 +93,6 @@ class EnvLeases:
             self._jobs[ask.lease].put_nowait((ask.number, ask.job))
 
     async def close(self) -> None:
-        """Releases all environments."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()

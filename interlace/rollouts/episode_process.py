@@ -17,12 +17,9 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from interlace.core.causes import Cause
-from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
+from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.progress import Draft
-from interlace.core.runs import Runs
 from interlace.core.types import (
-    FinishReason,
-    FloatArray,
     Inputs,
     IntArray,
     Prompt,
@@ -33,10 +30,10 @@ from interlace.core.types import (
     SamplingParams,
 )
 from interlace.observe.films import Film
-from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse
+from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse, Turn
 from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episode_envs import EnvAnswer, EnvAsk, EnvProxies
-from interlace.rollouts.generate import failure, outcome_of, sample_failure
+from interlace.rollouts.generate import outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import LoopServer, become_child, frame_message
@@ -94,16 +91,8 @@ class TurnAnswer:
     turn: int
     repeat: int
     """See Request. The answer may arrive after the episode has withdrawn the turn and requested it again."""
-    token_ids: IntArray
-    logprobs: FloatArray
-    versions: Runs[int]
-    finish_reason: FinishReason = FinishReason.ABORTED
-    text: str = ""
-    num_cached_tokens: int = 0
-    refusal: str = ""
-    """Message of a UserError. Empty if the turn succeeded."""
-    is_busy: bool = False
-    """True if the error is an EnginesBusyError."""
+    drawn: Turn | UserError
+    """The turn without its context and message, or the error that it raised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -182,7 +171,6 @@ class _Around:
 
     @asynccontextmanager
     async def waiting(self, who: str, what: str) -> AsyncIterator[None]:  # noqa: ARG002 - the run adds the name
-        """Reports the wait of the block to the run."""
         number = next(self._numbers)
         self._server.send(self._number, WaitNote(number=number, what=what))
         try:
@@ -196,7 +184,7 @@ class _Running:
 
     def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
         self._server, self._number, self.params = server, number, params
-        self._answers: dict[tuple[int, int], asyncio.Future[TurnAnswer]] = {}
+        self._answers: dict[tuple[int, int], asyncio.Future[Turn]] = {}
         """Requested turns, by number and repeat."""
         self._listeners: dict[tuple[int, int], Callable[[TurnSoFar], None]] = {}
         self.envs = EnvProxies(partial(server.send, number))
@@ -211,8 +199,7 @@ class _Running:
         on_draft: OnDraft | None = None,
         patience_s: float = math.inf,
     ) -> Response:
-        """Requests a turn from the run."""
-        answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         key = request.turn, request.repeat
         self._answers[key] = answer
         params = None if request.params is self.params else request.params
@@ -230,23 +217,21 @@ class _Running:
             self._listeners[key] = partial(_pass_on, request.id, on_draft)
         self._server.send(self._number, ask)
         try:
-            found = await answer
+            drawn = await answer
         except asyncio.CancelledError:
             self._server.send(self._number, TurnWithdraw(turn=request.turn))
             raise
         finally:
             del self._answers[key]
             self._listeners.pop(key, None)
-        if found.refusal:
-            raise EnginesBusyError(found.refusal) if found.is_busy else UserError(found.refusal)
         return Response(
             request=request,
-            token_ids=found.token_ids.tolist(),
-            logprobs=found.logprobs.tolist(),
-            versions=found.versions,
-            finish_reason=found.finish_reason,
-            num_cached_tokens=found.num_cached_tokens,
-            text=found.text,
+            token_ids=drawn.token_ids.tolist(),
+            logprobs=drawn.logprobs.tolist(),
+            versions=drawn.versions,
+            finish_reason=drawn.finish_reason,
+            num_cached_tokens=drawn.num_cached_tokens,
+            text=drawn.text,
         )
 
     def set_partial(self, found: TurnSoFar) -> None:
@@ -257,8 +242,12 @@ class _Running:
     def set_answer(self, answer: TurnAnswer) -> None:
         """Sets the result of a turn, if the turn is awaited."""
         waiting = self._answers.get((answer.turn, answer.repeat))
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer.drawn, UserError):
+            waiting.set_exception(answer.drawn)
+        else:
+            waiting.set_result(answer.drawn)
 
 
 def _pass_on(request_id: str, on_draft: OnDraft, found: TurnSoFar) -> None:
@@ -312,7 +301,8 @@ class _EpisodeServer(LoopServer):
         except EpisodeLostError as error:
             end = EpisodeEnd(failure=str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample
-            end = EpisodeEnd(failure=failure(error), cause=sample_failure(error).cause)
+            failed = sample_failure(error)
+            end = EpisodeEnd(failure=failed.reason, cause=failed.cause)
         session.close()
         del self._running[number]
         if end.outcome is not None and isinstance(self._episode, Filming):

@@ -5,13 +5,12 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
 from interlace.core.causes import Cause
 from interlace.core.errors import (
-    EnginesBusyError,
     EpisodeFailedError,
     EpisodeLostError,
     EpisodeProcessLostError,
@@ -19,9 +18,9 @@ from interlace.core.errors import (
     RestartBudgetError,
     UserError,
 )
+from interlace.core.messages import Message
 from interlace.core.recovery import RestartBudget
-from interlace.core.runs import Runs
-from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
+from interlace.core.types import EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
 from interlace.rollouts.base import Outcome, Session, Turn, TurnDraft, TurnOptions
 from interlace.rollouts.episode_envs import EnvAsk, EnvLeases
@@ -51,6 +50,7 @@ RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
 _TOKENIZERS = "transformers.models.auto.tokenization_auto"
 """Module that most episodes need, and that takes seconds to import."""
+NO_MESSAGE = Message(role="assistant", content="")
 SHARE = 64
 """Maximum number of episodes of a process while other processes are still starting."""
 
@@ -236,30 +236,24 @@ class WorkerEpisodes:
         self._why_no_films = ""
 
     def close(self) -> None:
-        """Ends the processes."""
         self._processes.close()
 
     @property
     def num_ready(self) -> int:
-        """Number of processes that have started."""
         return self._processes.num_ready
 
     @property
     def num_lost(self) -> int:
-        """Number of processes that died or were replaced."""
         return self._processes.num_lost
 
     def films(self) -> list[Film]:
-        """Returns the films that were recorded since the last call, sorted by name."""
         found, self._films = sorted(self._films, key=lambda film: film.name), []
         return found
 
     def why_no_films(self) -> str:
-        """Returns the reason why films could not be recorded, or an empty text."""
         return self._why_no_films
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs one episode to its end."""
         here = cast(EpisodeSession, session)
         number, self._num_begun = self._num_begun, (self._num_begun + 1) % NO_EPISODE
         params = None if here.params is self._params else here.params
@@ -335,33 +329,16 @@ class _Exchange:
                 ),
             )
         except UserError as error:
-            nothing = TurnAnswer(
-                turn=ask.turn,
-                repeat=ask.repeat,
-                token_ids=EMPTY_INT,
-                logprobs=EMPTY_FLOAT,
-                versions=Runs(()),
-                refusal=str(error),
-                is_busy=isinstance(error, EnginesBusyError),
-            )
-            self._processes.send(self._job, nothing)
+            self._processes.send(self._job, TurnAnswer(turn=ask.turn, repeat=ask.repeat, drawn=error))
             return
         except Exception as error:  # noqa: BLE001 - any error of the session ends the episode
             self._processes.send(self._job, EpisodeCancel())
             self._job.messages.put_nowait(error)
             return
         self._done[ask.turn] = turn
-        answer = TurnAnswer(
-            turn=ask.turn,
-            repeat=ask.repeat,
-            token_ids=turn.token_ids,
-            logprobs=turn.logprobs,
-            versions=turn.versions,
-            finish_reason=turn.finish_reason,
-            text=turn.text,
-            num_cached_tokens=turn.num_cached_tokens,
-        )
-        self._processes.send(self._job, answer)
+        # The process has the context, and reads the message.
+        drawn = replace(turn, prompt_ids=EMPTY_INT, inputs=None, message=NO_MESSAGE)
+        self._processes.send(self._job, TurnAnswer(turn=ask.turn, repeat=ask.repeat, drawn=drawn))
 
     def _send_draft(self, ask: TurnAsk, draft: TurnDraft) -> None:
         message = TurnSoFar(turn=ask.turn, repeat=ask.repeat, token_ids=draft.token_ids, text=draft.text)

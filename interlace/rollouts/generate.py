@@ -1,13 +1,16 @@
-"""The generation stage: runs an episode for each admitted row and writes its turns as columns of the sample."""
+"""The generation stage, which writes the turns of each row's episode as columns, and episodes of evaluations."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import cast
 
 from interlace.core.causes import Cause, SampleFailure, cause_of
 from interlace.core.errors import (
+    EnginesBusyError,
     EpisodeFailedError,
     EpisodeLostError,
     EpisodeProcessLostError,
@@ -16,9 +19,11 @@ from interlace.core.errors import (
 )
 from interlace.core.payload import PayloadStore, StoredSegments, StoredText
 from interlace.core.types import (
+    NO_GROUP,
     Prompt,
     Request,
     Response,
+    RewardResult,
     Sample,
     SampleKey,
     SamplingParams,
@@ -26,15 +31,39 @@ from interlace.core.types import (
     TerminalEvent,
 )
 from interlace.rewards.results import TAKEN, describe_error, whole
-from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Episode, Outcome
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episodes.single_turn import SingleTurn
-from interlace.rollouts.pool import EnginePool
+from interlace.rollouts.pool import EnginePool, settle
 from interlace.rollouts.session import NO_LIMITS, EpisodeSession, SessionLimits
 from interlace.rollouts.stream import GENERATED, Columns, OnFailed, SampleChannel, Stream
 from interlace.rollouts.turn_record import read_reward
 from interlace.rollouts.turns import turn_columns
 from interlace.runtime.cluster import Cluster
+
+
+class FromPool:
+    """Client for a sample that was admitted to the pool."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool) -> None:
+        self._cluster, self._pool = cluster, pool
+
+    async def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        if patience_s < math.inf and (version := self._pool.weights.drains_for) is not None:
+            try:
+                await asyncio.wait_for(self._pool.swapped(version, who=who), patience_s)
+            except TimeoutError:
+                why = f"engines finish their sequences before they take version {version} of the weights; try again."
+                raise EnginesBusyError(why) from None
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._pool.ask(request, partial(settle, future), on_draft)
+        try:
+            return await self._cluster.waits.wait_for(future, who=who, what=what)
+        except asyncio.CancelledError:
+            self._pool.withdraw(request.id)
+            raise
 
 
 class GenerateStage:
@@ -69,7 +98,6 @@ class GenerateStage:
 
     @property
     def stream(self) -> Stream:
-        """Stream of the generated samples."""
         return Stream(channel=self._channel).plus(*GENERATED)
 
     def generate(self, samples: Sequence[Sample]) -> None:
@@ -117,29 +145,21 @@ class GenerateStage:
         if self._channel.put(key, columns):
             self._on_generated(key)
 
-    async def _run(self, sample: Sample, num_losses: int = 0) -> None:
-        ask = FromPool(self._cluster, self._pool)
-        session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits, num_losses=num_losses)
-        try:
-            columns, failed = await run_episode(self._episode, session, sample.prompt), None
-        except EpisodeLostError as error:
-            self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
-            if session.may_begin_again:
-                await self._run(sample_after_loss(sample, error), session.num_begun)
-                return
-            reason = f"{error}, {session.num_begun} times"
-            columns, failed = {}, SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
-        except RestartBudgetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any error of a user's episode fails its sample
-            columns, failed = {}, sample_failure(error)
+    async def _run(self, sample: Sample) -> None:
+        make = partial(
+            EpisodeSession, self._cluster, FromPool(self._cluster, self._pool), params=self._params, limits=self._limits
+        )
+        found = await run_sample(self._episode, make, sample, on_lost=self._drop_turns)
         if self._running.pop(sample.key, None) is None:
             return  # cancelled, and the episode ended late
         self._pool.finish(sample.key)
-        if failed:
-            self._fail_sample(sample.key, failed)
+        if isinstance(found, SampleFailure):
+            self._fail_sample(sample.key, found)
         else:
-            self._write(sample.key, self._store_content(columns))
+            self._write(sample.key, self._store_content(found))
+
+    def _drop_turns(self, session: EpisodeSession) -> None:
+        self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
 
     def _store_content(self, columns: Columns) -> Columns:
         """Replaces the segments and the text of an episode by references, if workers in other processes read them."""
@@ -159,7 +179,78 @@ class GenerateStage:
         self._on_generated(key)
 
 
-def sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
+class _Outside:
+    """Client of a session that belongs to no sample of the flow."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+
+    async def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        del patience_s  # a publication waits for the evaluation, so none delays it
+        asked = [replace(request, may_continue=False)]
+        [response] = await self._pool.answer(asked, who=f"{who}, {what}", on_draft=on_draft)
+        return response
+
+
+class Player:
+    """Runs episodes outside the flow.
+
+    Consumes: pairs of a prompt and a sample index (`play`).
+    Produces: samples, which are not trained on.
+    Waits for: responses of the pool, without the gate and without a budget, and the tools of episodes.
+    Released by: the responses. All episodes of a call run concurrently.
+    """
+
+    def __init__(self, cluster: Cluster, pool: EnginePool, episode: Episode, limits: SessionLimits) -> None:
+        self._cluster, self._pool, self._episode, self._limits = cluster, pool, episode, limits
+
+    async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
+        """Runs an episode for each prompt and index. `outcome` contains the episode's reward, if it returned one.
+
+        An exception of an episode becomes the failure of its outcome. A lost episode starts again, as in the flow.
+        """
+        return list(await asyncio.gather(*[self._play_episode(prompt, index, params) for prompt, index in asked]))
+
+    async def _play_episode(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
+        sample = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
+        make = partial(EpisodeSession, self._cluster, _Outside(self._pool), params=params, limits=self._limits)
+        found = await run_sample(self._episode, make, sample)
+        if isinstance(found, SampleFailure):
+            found = Columns(outcome=RewardResult(failure=found.reason, cause=found.cause))
+        return replace(sample, **found)  # type: ignore[arg-type]  # a stage's columns are untyped
+
+
+async def run_sample(
+    episode: Episode,
+    make: Callable[..., EpisodeSession],
+    sample: Sample,
+    *,
+    on_lost: Callable[[EpisodeSession], object] = bool,
+) -> Columns | SampleFailure:
+    """Runs the episode of a sample, again after a loss. Returns the columns, or the reason why the sample failed.
+
+    make: makes a session, from `sample` and `num_losses`. on_lost: called with the session of each lost episode.
+    """
+    num_losses = 0
+    while True:
+        session = make(sample=sample, num_losses=num_losses)
+        try:
+            return await run_episode(episode, session, sample.prompt)
+        except EpisodeLostError as error:
+            on_lost(session)
+            if not session.may_begin_again:
+                reason = f"{error}, {session.num_begun} times"
+                return SampleFailure(reason=reason, cause=cause_of(error), is_final=True)
+            sample, num_losses = _sample_after_loss(sample, error), num_losses + 1
+        except RestartBudgetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error of a user's episode fails only its sample
+            return sample_failure(error)
+
+
+def _sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
     """Returns the sample that begins again after the loss of its episode: with other noise if a simulator failed."""
     if isinstance(error, EpisodeProcessLostError):
         return sample
@@ -187,16 +278,12 @@ async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt)
         session.close()
 
 
-def failure(error: Exception) -> str:
-    """Returns the failure reason of a sample whose episode raised."""
-    text = describe_error(error)
-    return text if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {text}"
-
-
 def sample_failure(error: Exception) -> SampleFailure:
     """Returns the failure of a sample whose episode raised an error."""
-    cause = Cause(error.cause) if isinstance(error, EpisodeFailedError) else cause_of(error)
-    return SampleFailure(reason=failure(error), cause=cause)
+    text = describe_error(error)
+    if isinstance(error, EpisodeFailedError):
+        return SampleFailure(reason=text, cause=Cause(error.cause))
+    return SampleFailure(reason=f"{type(error).__name__}: {text}", cause=cause_of(error))
 
 
 def outcome_of(returned: object) -> Outcome:

@@ -80,7 +80,6 @@ class Homes:
         return count_common(np.asarray(request.prompt_ids), computed)
 
     def end(self, owner: SampleKey) -> None:
-        """Records that a sample ended, and releases its context."""
         home = self._homes.pop(owner, None)
         if home is not None:
             home.driver.calls.release(owner)

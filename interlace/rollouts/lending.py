@@ -35,7 +35,6 @@ class Lending:
                 each.leave(others)
 
     def renew(self) -> None:
-        """Lends the devices again, after a step."""
         called, self._called = self._called, []
         for each in called:
             if each.standing is not Standing.LOST:

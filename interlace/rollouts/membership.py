@@ -101,13 +101,11 @@ class Membership:
             driver.follow(schedule)
 
     def start(self, driver: EngineDriver) -> None:
-        """Starts the loop of an engine."""
         if self.rules.watch_every_s is not None and not self._loops:
             self._cluster.spawn(self._watch_engines(self.rules.watch_every_s), name="engine health")
         self._loops[driver] = self._cluster.spawn(driver.run(), name=driver.group.name)
 
     def make_driver(self, group: RolloutGroup, standing: Standing = Standing.MEMBER) -> EngineDriver:
-        """Makes the driver of an engine."""
         swaps = self._weights.pending
         return EngineDriver(
             group,
@@ -174,7 +172,7 @@ class Membership:
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave
-        self._weights.pending.num -= driver.weights.has_pending
+        self._weights.pending.num -= not driver.weights.starts_new
         self._drivers.remove(driver)
         self._dispatcher.tool_waits.leave(driver)
         self._weights.pending.changed.fire()
@@ -190,7 +188,6 @@ class Membership:
             await asyncio.wait({recovery})
 
     def states(self) -> list[EngineState]:
-        """Lists the states of all engines."""
         return [self._describe_state(driver) for driver in self._drivers]
 
     def _describe_state(self, driver: EngineDriver) -> EngineState:

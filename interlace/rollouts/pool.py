@@ -55,13 +55,8 @@ class TokenBudget:
         self._spent: dict[SampleKey, int] = {}
         """Tokens of a sample's requests since the last publication. Empty without a budget."""
 
-    def __bool__(self) -> bool:
-        """Returns whether the schedule has a budget. Without one, no job needs a limit."""
-        return self.tokens is not None
-
     @property
     def mean_tokens(self) -> float:
-        """Mean tokens of the responses so far."""
         return self._mean_length.tokens
 
     @property
@@ -102,7 +97,6 @@ class TokenBudget:
         return done.finish_reason == FinishReason.LENGTH and is_at_limit
 
     def suspend(self, job: Job) -> None:
-        """Keeps a job until its budget is renewed."""
         self.suspended[job.request.id] = job
         self.num_suspensions += 1
         self._on_suspended()
@@ -123,11 +117,9 @@ class TokenBudget:
             self._timeline.drop_tokens(len(job.request.generated_ids))
 
     def end(self, owner: SampleKey) -> None:
-        """Forgets a sample that has ended."""
         self._spent.pop(owner, None)
 
     def observe(self, num_tokens: int) -> None:
-        """Records the length of a finished response, in tokens."""
         self._mean_length.observe(num_tokens)
 
 
@@ -199,7 +191,6 @@ class EnginePool:
             self._lengths = _choose_predictor(self._predictor, self._budget.mean_tokens, ranks=ranks)
 
     def start(self) -> None:
-        """Starts the engines' loops."""
         for driver in self.drivers:
             self.membership.start(driver)
 
@@ -230,7 +221,7 @@ class EnginePool:
             self._make_job(request, deliver, request.params.max_new_tokens, on_draft)
             for request, deliver, on_draft in requests
         ]
-        self._dispatcher.dispatch(self._budget.limit_jobs(jobs) if self._budget else jobs)
+        self._dispatcher.dispatch(self._budget.limit_jobs(jobs))
 
     def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
         """Submits one turn of an episode, in one wave with all turns of this iteration of the event loop.
@@ -251,9 +242,16 @@ class EnginePool:
     async def complete(
         self, requests: Sequence[Request], *, who: str, on_draft: OnDraft | None = None
     ) -> list[Response]:
+        """Serves requests as answer(). Raises UserError if an engine refuses a request."""
+        found = await self.answer(requests, who=who, on_draft=on_draft)
+        if refused := [response.failure for response in found if response.failure]:
+            raise UserError(f"the engine refused a request of {who}: {refused[0]}")
+        return found
+
+    async def answer(self, requests: Sequence[Request], *, who: str, on_draft: OnDraft | None = None) -> list[Response]:
         """Serves requests from outside the flow, without gate and budget. Returns the responses in order.
 
-        The wait-for graph shows the given name. on_draft: see ask(). UserError if an engine refuses a request.
+        The wait-for graph shows the given name. on_draft: see ask().
         """
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
@@ -261,23 +259,20 @@ class EnginePool:
             Job(
                 request=request,
                 order=FIRST,
-                expected_tokens=self._expect_tokens(request),
+                expected_tokens=_expect_tokens(self._lengths, request),
                 deliver=partial(settle, future),
                 on_draft=on_draft,
                 max_new_tokens=None,
             )
             for request, future in zip(requests, futures, strict=True)
         ]
-        self._dispatcher.dispatch(jobs, to_all=True)
+        self._dispatcher.dispatch(jobs, self.drivers)
         try:
-            found = [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
+            return [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
         finally:
             for request, future in zip(requests, futures, strict=True):
                 if future.cancelled() or not future.done():
                     self.withdraw(request.id)
-        if refused := [response.failure for response in found if response.failure]:
-            raise UserError(f"the engine refused a request of {who}: {refused[0]}")
-        return found
 
     def update_weights(self, ref: WeightRef) -> None:
         """Gives new weights to every engine, which swaps as soon as `on_update` allows."""
@@ -321,8 +316,7 @@ class EnginePool:
         for request_id in self._owners.pop(key, ()):
             self.withdraw(request_id)
         self._dispatcher.end_sample(key)
-        if self._budget:
-            self._budget.end(key)
+        self._budget.end(key)
 
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Does nothing if it has a response."""
@@ -336,13 +330,13 @@ class EnginePool:
         """Delivers a response of an engine, or suspends its request if the budget is used up."""
         request, num_tokens = response.request, len(response.token_ids)
         driver = self._dispatcher.end_job(request.id)
-        is_of_sample = job.max_new_tokens is not None and not response.failure
-        if self._budget and is_of_sample and job.max_new_tokens is not None and self._budget.charge(job, response):
+        limit = None if response.failure else job.max_new_tokens
+        if limit is not None and self._budget.charge(job, response):
             driver.calls.drop_context(request.owner)  # the sequence may continue on another engine
-            self._budget.suspend(self._make_job(response.resumed, job.deliver, job.max_new_tokens, job.on_draft))
+            self._budget.suspend(self._make_job(response.resumed, job.deliver, limit, job.on_draft))
             return
         self._dispatcher.tool_waits.end_turn(request.id, driver)
-        if is_of_sample:
+        if limit is not None:
             if request.may_continue:
                 self._dispatcher.homes.record_turn(response, driver)
             self._lengths.observe(request, num_tokens)
@@ -351,9 +345,9 @@ class EnginePool:
 
     def _make_job(self, request: Request, deliver: Deliver, max_new_tokens: int, on_draft: OnDraft | None) -> Job:
         """Makes the job of a sample's request within the budget. max_new_tokens: limit without the budget."""
-        expected, homes = self._expect_tokens(request), self._dispatcher.homes
+        expected, homes = _expect_tokens(self._lengths, request), self._dispatcher.homes
         return Job(
-            request=self._budget.limit_request(request, max_new_tokens) if self._budget else request,
+            request=self._budget.limit_request(request, max_new_tokens),
             order=-expected if self._dispatcher.ranks_by_length else request.owner.gid,
             expected_tokens=expected,
             deliver=deliver,
@@ -364,8 +358,9 @@ class EnginePool:
             num_history=homes.history(request) if homes else 0,
         )
 
-    def _expect_tokens(self, request: Request) -> float:
-        return len(request.prompt_ids) + self._lengths.expect(request)
+
+def _expect_tokens(lengths: LengthPredictor, request: Request) -> float:
+    return len(request.prompt_ids) + lengths.expect(request)
 
 
 def join_metrics(engines: Sequence[Metrics]) -> Metrics:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
 from interlace.core.types import Inputs, IntArray, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.action_tokens import ActionTokens
-from interlace.rollouts.asker import Asker
 from interlace.rollouts.base import (
     DEFAULT_OPTIONS,
     Context,
@@ -30,22 +29,17 @@ from interlace.rollouts.base import (
 )
 from interlace.rollouts.by_row import read_label
 from interlace.rollouts.code_time import CodeTime
+from interlace.rollouts.config import EpisodeConfig
 from interlace.rollouts.context_encoder import ContextEncoder, read_messages
+from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.envs.episode import EnvEpisode, Simulators
 from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.turn_record import TurnRecord
 from interlace.runtime.clock import Clock
 from interlace.runtime.waits import WaitRegistry
 
 T = TypeVar("T")
-
-
-class EpisodeLimits(NamedTuple):
-    """Limits that each episode of a mixture sets separately; see SessionLimits."""
-
-    timeout_s: float
-    max_turns: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +59,8 @@ class SessionLimits:
     """Tokens of the longest sequence that an engine holds."""
     column: str | None = None
     """Column of the data whose value names the episode of a row among `others`; None if there is one episode."""
-    others: Mapping[str, EpisodeLimits] = field(default_factory=dict)
+    others: Mapping[str, EpisodeConfig] = field(default_factory=dict)
+    """Settings of the further episodes, each with separate limits of time and turns."""
 
     def of(self, prompt: Prompt) -> "SessionLimits":
         """Returns the limits of the episode of a prompt's row."""
@@ -91,6 +86,20 @@ class Surroundings(Protocol):
 
     def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
         """Registers the wait of the block."""
+        ...
+
+
+class Asker(Protocol):
+    """Client that sends the requests of a session to the engines."""
+
+    def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Awaitable[Response]:
+        """Returns the response to a request. The wait-for graph shows the two names meanwhile.
+
+        on_draft: called with each draft of a request that streams. patience_s: seconds to wait while engines take new
+        weights; EnginesBusyError afterwards.
+        """
         ...
 
 
@@ -127,37 +136,31 @@ class EpisodeSession:
         self._contexts = ContextEncoder(limits.renderer, max_tokens=limits.max_tokens)
         self._num_simulators = 0
         """Number of environments that the episode holds or waits for."""
-        self._record = TurnRecord(self.name, max_turns=limits.max_turns)
+        self._record = TurnRecord(limits.max_turns)
 
     @property
     def key(self) -> SampleKey:
-        """Key of the session's sample."""
         return self._sample.key
 
     @property
     def actions(self) -> ActionTokens | None:
-        """Map of the policy's tokens to actions; see Session."""
         return self._limits.actions
 
     @property
     def seed(self) -> int:
-        """Seed of the sample; see Session."""
         prompt = self._sample.prompt
         return stable_hash("episode", prompt.uid, prompt.attempt, self._sample.key.index)
 
     @property
     def turns(self) -> list[Turn]:
-        """Finished turns, by number."""
         return self._record.turns
 
     @property
     def rewards(self) -> Mapping[int, float]:
-        """Rewards by the number of the turn, without turns that have none."""
         return self._record.rewards
 
     @property
     def tool_uses(self) -> Sequence[ToolUse]:
-        """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
         return self._record.tool_uses
 
     def begin(self) -> None:
@@ -216,7 +219,8 @@ class EpisodeSession:
             self._record.withdraw(place)
             raise
         if response.failure:
-            raise UserError(f"the engine refused turn {place}: {response.failure}")
+            reason = response.failure.removeprefix(f"request {request.id}: ")
+            raise UserError(f"the engine refused turn {place}: {reason}")
         turn = read_turn(place, response, renderer, shown)
         self._record.add(turn, shown, self._around.clock.now())
         if said is not None:
@@ -224,21 +228,19 @@ class EpisodeSession:
         return turn
 
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
-        """Returns the number of tokens of a context; see Session."""
         said, shown = read_messages(context), tuple(as_tool(tool) for tool in tools)
         return len(await self._contexts.encode(context, said, shown, self._record.next_number, self._limits.renderer))
 
     def reward(self, turn: Turn, value: float) -> None:
-        """Rewards a turn; see Session."""
         self._record.reward(turn.number, value)
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
-        """Counts a call of a tool; see Session."""
-        self._record.add_tool_use(name, seconds=seconds, failed=failed)
+        turn = max(0, self._record.next_number - 1)
+        self._record.add_tool_use(ToolUse(name=name, seconds=seconds, failed=failed, turn=turn))
 
     def take_tool_use(self, use: ToolUse) -> None:
         """Counts a call of a tool that the episode reported in another process, after the turn that it followed."""
-        self._record.take_tool_use(use)
+        self._record.add_tool_use(use)
 
     @asynccontextmanager
     async def simulator(self, start: Start, own: Simulators | None = None) -> AsyncIterator[EnvEpisode]:
@@ -265,7 +267,6 @@ class EpisodeSession:
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
-        """Names the wait of the block; see Session."""
         with self._code.exclude_wait():
             async with self._around.waiting(self.name, what):
                 yield

@@ -37,14 +37,12 @@ class ToolWaits:
         return bool(self._num_turns)
 
     def begin(self, owners: Sequence[SampleKey]) -> None:
-        """Records samples whose episodes begin."""
         for owner in owners:
             self._num_turns[owner], self._homes[owner] = 0, None
         self._away[None] += len(owners)
         self.look(())
 
     def begin_turn(self, request: Request) -> None:
-        """Records the start of a turn."""
         owner = request.owner
         if owner not in self._num_turns:
             return
@@ -91,7 +89,6 @@ class ToolWaits:
         self._changed, self._was_everywhere = {}, is_everywhere
 
     def leave(self, driver: EngineDriver) -> None:
-        """Ends the wait of an engine that has left the run."""
         if driver in self._open:
             self._timeline.end_wait(self._open.pop(driver))
 

@@ -26,35 +26,6 @@ class _Pending:
         return messages is None or any(each.role == "tool" and each.tool_call_id in ids for each in messages)
 
 
-class SeenTools:
-    """Tool calls of one session. The time of a call is from the end of its turn to the request with its answer.
-
-    Answers of tools are not interpreted, so only calls that could not be read, or that name no tool, count as failed.
-    """
-
-    def __init__(self) -> None:
-        self.uses: list[ToolUse] = []
-        """Answered calls, in the order of their answers."""
-        self._pending: list[_Pending] = []
-
-    def drawn(self, turn: int, answer: Message, tools: Sequence[ToolSpec], now_s: float) -> None:
-        """Records the calls of a turn. turn: its number. tools: tools in the prompt of the turn."""
-        if answer.tool_calls:
-            self._pending.append(_Pending(turn, answer.tool_calls, frozenset(tool.name for tool in tools), now_s))
-
-    def record_request(self, messages: Sequence[Message] | None, now_s: float) -> None:
-        """Records the request of a turn. messages: its context; None if the context is token ids."""
-        if not self._pending:
-            return
-        answered = [each for each in self._pending if each.is_answered_by(messages)]
-        self._pending = [each for each in self._pending if each not in answered]
-        for each in answered:
-            for call in each.calls:
-                is_known = not call.error and (call.name in each.names or not each.names)
-                name = call.name if is_known else ""
-                self.uses.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known, turn=each.turn))
-
-
 def read_reward(value: object, what: str) -> float:
     """Returns a number that an episode gave, such as its reward. what: words for it.
 
@@ -70,74 +41,78 @@ def read_reward(value: object, what: str) -> float:
 
 
 class TurnRecord:
-    """Numbers and stores the turns of one session, with rewards and calls of tools."""
+    """Numbers and stores the turns of one session, with rewards and calls of tools.
 
-    def __init__(self, name: str, *, max_turns: int | None) -> None:
-        """name: name of the episode, for messages. max_turns: largest number of turns; None for no limit."""
-        self._name, self._max_turns = name, max_turns
+    The time of a call that is seen in messages is from the end of its turn to the request with its answer. Answers of
+    tools are not interpreted, so only calls that could not be read, or that name no tool, count as failed.
+    """
+
+    def __init__(self, max_turns: int | None) -> None:
+        """max_turns: largest number of turns; None for no limit."""
+        self._max_turns = max_turns
         self._turns: dict[int, Turn | None] = {}
         """Turns by number; None for a turn in progress."""
         self._num_withdrawn = Counter[int]()
         self.rewards: dict[int, float] = {}
         """Rewards by the number of the turn, without turns that have none."""
         self._reported: list[ToolUse] = []
-        self._seen = SeenTools()
+        self._seen: list[ToolUse] = []
+        """Calls in messages that were answered, in the order of their answers."""
+        self._pending: list[_Pending] = []
 
     @property
     def turns(self) -> list[Turn]:
-        """Finished turns, by number."""
         return [turn for _, turn in sorted(self._turns.items()) if turn]
 
     @property
     def tool_uses(self) -> Sequence[ToolUse]:
         """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
-        return self._reported or self._seen.uses
+        return self._reported or self._seen
 
     @property
     def next_number(self) -> int:
-        """Number of the next turn, if the episode does not choose one."""
         return max(self._turns, default=-1) + 1
 
     def reserve(self, number: int | None) -> int:
         """Reserves the number of a turn, or the next one if None. Returns it. UserError if the turn is not allowed."""
         place = self.next_number if number is None else number
         if place < 0 or place in self._turns:
-            raise UserError(f"turn {place} of {self._name} was requested before. Give each call a separate number.")
+            raise UserError(f"turn {place} was requested before. Give each call a separate number.")
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise UserError(f"the episode asked for more than {self._max_turns} turns (episode.max_turns)")
         self._turns[place] = None
         return place
 
     def free(self, number: int) -> None:
-        """Returns the number of a turn that was not begun."""
         del self._turns[number]
 
     def withdraw(self, number: int) -> None:
-        """Returns the number of a turn whose request was withdrawn."""
         self.free(number)
         self._num_withdrawn[number] += 1
 
     def num_withdrawn(self, number: int) -> int:
-        """Returns the number of requests of a turn that were withdrawn."""
         return self._num_withdrawn[number]
 
     def request(self, messages: Sequence[Message] | None, now_s: float) -> None:
         """Records the request of a turn. messages: its context; None if the context is token ids."""
-        self._seen.record_request(messages, now_s)
+        answered = [each for each in self._pending if each.is_answered_by(messages)]
+        self._pending = [each for each in self._pending if each not in answered]
+        for each in answered:
+            for call in each.calls:
+                is_known = not call.error and (call.name in each.names or not each.names)
+                name = call.name if is_known else ""
+                self._seen.append(ToolUse(name=name, seconds=now_s - each.since_s, failed=not is_known, turn=each.turn))
 
     def add(self, turn: Turn, tools: Sequence[ToolSpec], now_s: float) -> None:
         """Stores a finished turn. tools: tools in its prompt."""
         self._turns[turn.number] = turn
-        self._seen.drawn(turn.number, turn.message, tools, now_s)
+        if calls := turn.message.tool_calls:
+            self._pending.append(_Pending(turn.number, calls, frozenset(tool.name for tool in tools), now_s))
 
     def reward(self, number: int, value: float) -> None:
         """Adds a reward to a turn. ValueError unless it is a finite float32 number."""
         self.rewards[number] = self.rewards.get(number, 0.0) + read_reward(value, f"the reward of turn {number}")
 
-    def add_tool_use(self, name: str, *, seconds: float, failed: bool) -> None:
-        """Stores a call of a tool that the episode reports after the newest turn."""
-        self.take_tool_use(ToolUse(name=name, seconds=seconds, failed=failed, turn=max(self._turns, default=0)))
-
-    def take_tool_use(self, use: ToolUse) -> None:
-        """Stores a call of a tool that an episode in another process reported."""
+    def add_tool_use(self, use: ToolUse) -> None:
+        """Stores a call of a tool that the episode reported."""
         self._reported.append(use)

@@ -29,18 +29,11 @@ class WeightSwap:
         """Version of the weights that the engine serves."""
 
     def follow(self, schedule: Schedule) -> None:
-        """Takes the treatment of updates from another schedule."""
         self._on_update = schedule.on_update
 
     @property
     def pending_version(self) -> int | None:
-        """Version of the weights that the engine will swap to, or None."""
         return self._pending.version if self._pending else None
-
-    @property
-    def has_pending(self) -> bool:
-        """True while the engine has received weights that it does not serve yet."""
-        return self._pending is not None
 
     @property
     def starts_new(self) -> bool:
@@ -87,7 +80,6 @@ class WeightSwap:
         return bool(self._jobs.running) or num_awaited > 0 or self.has_ready_job()
 
     async def install(self, ref: WeightRef) -> None:
-        """Swaps the engine's weights."""
         self._group.rank_set.version = ref.version
         # Under drain and abort_resume no sequence runs now, and the caches kept for later turns are of older weights.
         # An engine can serve several adapters, so under drain each sequence finishes with its adapter without a wait.

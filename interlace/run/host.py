@@ -27,7 +27,7 @@ from interlace.rollouts.episode_process import patience_s
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
-from interlace.rollouts.session import NO_LIMITS, EpisodeLimits, SessionLimits
+from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
@@ -85,10 +85,7 @@ def session_limits(
         max_turns=recipe.episode.max_turns,
         max_tokens=create_kind(recipe.rollout).longest_sequence(context),
         column=recipe.episode.column,
-        others={
-            label: EpisodeLimits(timeout_s=other.timeout_s, max_turns=other.max_turns)
-            for label, other in recipe.episode.others.items()
-        },
+        others=recipe.episode.others,
     )
 
 

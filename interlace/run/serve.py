@@ -176,7 +176,7 @@ class PoolVisitors:
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
         del what, patience_s  # the weights never change, so no wait has to be named or limited
-        [response] = await self._pool.complete([request], who=who, on_draft=on_draft)
+        [response] = await self._pool.answer([request], who=who, on_draft=on_draft)
         return response
 
     def busy_s(self) -> float | None:

@@ -51,7 +51,6 @@ class EnvironmentKind(EpisodeKind):
     config: EnvironmentConfig
 
     def check(self) -> None:
-        """Raises UserError for a class without its two methods, and for a missing package."""
         self.create()
 
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -61,7 +60,6 @@ class EnvironmentKind(EpisodeKind):
         return tuple(as_tool(tool) for tool in found) if isinstance(found, Sequence) else ()
 
     def create(self) -> Episode:
-        """Creates the object that runs episodes."""
         if self.config.environment:
             return EnvironmentEpisode(self.config.environment, self.config.options, self.config.max_turns)
         return create_verifiers_episode(self.config)
@@ -103,7 +101,6 @@ class EnvironmentEpisode:
         self._max_turns = max_turns
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs one episode to its end."""
         environment = self._make()
         tools = [as_tool(tool) for tool in getattr(environment, "tools", ())]
         row = {**prompt.metadata, "uid": prompt.uid, "answer": prompt.answer}

@@ -35,7 +35,6 @@ class LangGraphKind(EpisodeKind):
     config: LangGraphConfig
 
     def check(self) -> None:
-        """Creates the graph, to detect its errors."""
         _make_graph(self.config.graph)
 
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -44,7 +43,6 @@ class LangGraphKind(EpisodeKind):
         return model.bound_tools
 
     def create(self) -> Episode:
-        """Creates the graph, once for all episodes of a process."""
         return GraphEpisode(self.config)
 
 
@@ -62,7 +60,6 @@ class GraphEpisode:
         """Ids of threads that run, or that could not be deleted."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs the graph to its end."""
         from interlace.agents.chat_model import CLIENT, ModelClient
 
         thread = self._choose_thread(f"{prompt.uid}#{session.seed}")

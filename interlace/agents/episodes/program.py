@@ -81,7 +81,6 @@ class ProgramKind(EpisodeKind):
     config: ProgramConfig
 
     def check(self) -> None:
-        """Raises UserError for a missing function or tool."""
         if self.config.function:
             load_callable("function", self.config.function)
         self.tools()
@@ -91,7 +90,6 @@ class ProgramKind(EpisodeKind):
         return tuple(map(_read_tool, self.config.shown_tools))
 
     def create(self) -> Episode:
-        """Creates the object that runs programs."""
         return Program(self.config)
 
 

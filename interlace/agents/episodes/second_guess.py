@@ -48,7 +48,6 @@ class SecondGuess:
         self._config = config
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Requests an answer; if it is wrong, appends feedback and requests another."""
         first = await session.generate(prompt.messages)
         is_right = self._is_right(first.message, prompt)
         session.reward(first, self._config.first_reward * is_right)

@@ -70,7 +70,6 @@ class ToolsEpisode:
         self._specs = all_specs(self._sources)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | None:
-        """Generates turns and calls tools until the model answers or no turn is left."""
         visit, tools = Visit(prompt=prompt, seed=session.seed), dict[str, Tool]()
         async with AsyncExitStack() as opened:  # closes all sources, also if one cannot be opened or closed
             for source in self._sources:

@@ -12,7 +12,7 @@ from typing import Self
 
 from interlace.agents.sandbox.config import SandboxConfig
 from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeResult
-from interlace.agents.sandbox.probe import GUARDS, SandboxReport, open_target, read_attack_code, read_findings
+from interlace.agents.sandbox.probe import GUARDS, SandboxReport, open_target, read_findings
 from interlace.core.errors import InterlaceError, UserError
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -37,8 +37,9 @@ class Sandbox:
         server, control = await asyncio.to_thread(_start_server, config)
         sandbox = cls(config, server, control)
         try:
+            attacks = Path(__file__).with_name("attacks.py").read_text(encoding="utf-8")
             with open_target(server.pid, config.limits) as target:
-                sandbox.report = read_findings(await sandbox.run(read_attack_code(), stdin=target))
+                sandbox.report = read_findings(await sandbox.run(attacks, stdin=target))
             if sandbox.report.missing and config.sandbox == "strict":
                 raise UserError(_describe_refusal(sandbox.report))
         except BaseException:
@@ -92,7 +93,6 @@ class Sandbox:
             writer.close()
 
     def close(self) -> None:
-        """Ends the server with all runs."""
         self._control.close()
         if self._server.stdout:
             self._server.stdout.close()
@@ -103,7 +103,6 @@ class LastingSandbox:
     """A sandbox that starts with the first run of code, and again after its server was killed."""
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
-        """config: settings of the sandbox; None for the defaults."""
         self._config = config
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()

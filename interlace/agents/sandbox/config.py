@@ -38,7 +38,6 @@ class SandboxConfig(Config):
 
     @property
     def limits(self) -> CodeLimits:
-        """Returns the limits in the kernel's units."""
         return CodeLimits(
             timeout_s=self.timeout_s,
             cpu_s=self.cpu_s,

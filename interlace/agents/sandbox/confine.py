@@ -67,16 +67,6 @@ def leave_namespaces() -> dict[str, str]:
     Returns the namespaces that the kernel refused, with the reasons.
     """
     user, group = os.getuid(), os.getgid()
-    try:
-        kernel.check(kernel.libc.unshare(kernel.NEW_USER | sum(NAMESPACES.values())), "unshare")
-    except OSError:
-        return _leave_one_by_one()
-    _map_ids(user, group)
-    return {}
-
-
-def _leave_one_by_one() -> dict[str, str]:
-    user, group = os.getuid(), os.getgid()
     lost = {}
     try:
         kernel.check(kernel.libc.unshare(kernel.NEW_USER), "unshare")

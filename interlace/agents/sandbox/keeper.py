@@ -4,9 +4,12 @@ The *keeper*, outside the namespaces, reads the request, enforces the time limit
 the first process of the new namespace of ids: all other processes end with it. The *code* is confined, and runs.
 """
 
+import ast
+import atexit
 import contextlib
 import dataclasses
 import json
+import linecache
 import os
 import select
 import shutil
@@ -14,11 +17,12 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from pathlib import Path
 
 from interlace.agents.sandbox import confine, root
-from interlace.agents.sandbox.code import run_code
 from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeLimits
 from interlace.agents.sandbox.seccomp import install_filter
 from interlace.core.processes import adopt_orphans, end_with_parent
@@ -26,6 +30,7 @@ from interlace.core.sockets import receive_exactly
 
 _READ = 1 << 16
 _ALL_HANDLES = 1 << 20
+_CODE_NAME = "<code>"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,9 +228,55 @@ def _become_code(code: str, limits: CodeLimits, scratch: Path, lost_write: int) 
         os.environ.update(HOME=str(scratch), TMPDIR=str(scratch), PATH="/usr/bin:/bin", LANG="C.UTF-8")
         tempfile.tempdir = None
         confine.limit_resources(limits)
-        status = run_code(code)
+        status = _run_code(code)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _run_code(code: str) -> int:
+    """Runs code as `__main__` with the current standard streams, and returns its exit status.
+
+    If the last statement is an expression, its value is printed, unless it is None.
+    """
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - stays open
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.argv = [_CODE_NAME]
+    linecache.cache[_CODE_NAME] = (len(code), None, code.splitlines(keepends=True), _CODE_NAME)
+    status = 0
+    try:
+        _run(code)
+    except SystemExit as error:
+        status = _exit_status(error)
+    except BaseException as error:  # noqa: BLE001 - any exception of the code is shown
+        frames = error.__traceback__
+        while frames and frames.tb_frame.f_code.co_filename != _CODE_NAME:  # skip the frames of this module
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end
+    atexit._run_exitfuncs()
+    return status
+
+
+def _run(code: str) -> None:
+    tree = ast.parse(code, _CODE_NAME)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    names: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(compile(tree, _CODE_NAME, "exec"), names)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), _CODE_NAME, "eval"), names)
+        if value is not None:
+            print(repr(value))  # noqa: T201 - output of the code
+
+
+def _exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201 - as an interpreter does
+    return 1

@@ -12,22 +12,15 @@ MAX_REQUEST_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeLimits:
-    """Limits of one run of code."""
+    """Limits of one run of code: the settings of SandboxConfig in seconds and bytes."""
 
     timeout_s: float
-    """Wall time in seconds; then all processes of the run are killed."""
     cpu_s: int
-    """CPU seconds of each process."""
     memory_bytes: int
-    """Address space of each process, in bytes."""
     processes: int
-    """Processes and threads of the run, including its first."""
     file_bytes: int
-    """Largest size of a file, in bytes."""
     scratch_bytes: int
-    """Largest size of all files together, in bytes, if a file system can be mounted for the run."""
     output_bytes: int
-    """Bytes kept of stdout and of stderr, each; the rest is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,18 +40,11 @@ class SandboxReport:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the guards that hold."""
         return tuple(name for name in GUARDS if name not in self.missing)
 
     def describe(self) -> str:
-        """Returns the report as one line."""
         missing = "; ".join(f"not kept: {GUARDS[name]} ({why})" for name, why in self.missing.items())
         return f"sandbox: {', '.join(self.kept)} kept" + (f"; {missing}" if missing else "")
-
-
-def read_attack_code() -> str:
-    """Returns the code that tries to break each guard."""
-    return Path(__file__).with_name("attacks.py").read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 from interlace.agents.server.ask import (
     Answers,
-    AnswerStream,
     Ask,
-    Event,
-    TextCodec,
     cached_tokens,
     calls_of,
     check_tools,
@@ -18,36 +15,32 @@ from interlace.agents.server.ask import (
     make_shown_message,
 )
 from interlace.agents.server.body import Body
+from interlace.agents.server.dialect import AnswerStream, Dialect, Event, TextStream
 from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import AnthropicMessage, AnthropicTool, CountRequest, MessagesRequest
-from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON
-from interlace.rollouts.base import TurnDraft
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
 
-class AnthropicMessages:
+class AnthropicMessages(Dialect):
     """`/v1/messages`."""
 
-    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
-        """Reads a request."""
+    prefix = "msg_"
+
+    def read(self, body: Body) -> Ask:
         request = body.read(MessagesRequest)
+        counted = count_ask(request)
         return replace(
-            count_ask(request),
+            request.begin_ask(counted.context),
+            tools=counted.tools,
+            one_call=counted.one_call,
             max_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences or ()),
-            stop_token_ids=tuple(request.stop_token_ids or ()),
-            ignore_eos=bool(request.ignore_eos),
-            sampling=request.sampling,
-            stream=bool(request.stream),
-            token_ids=bool(request.return_token_ids),
         )
 
-    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Returns the answer as a JSON object."""
-        del codec
+    def write(self, answer: Answers) -> dict[str, JSON]:
         return {
             **_make_head(answer),
             "content": _make_blocks(answer),
@@ -57,33 +50,20 @@ class AnthropicMessages:
             **details_of(answer),
         }
 
-    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins the events of a stream."""
-        del codec
+    def stream(self, head: Answers) -> AnswerStream:
         return _MessageStream(head)
 
     def error(self, error: ApiError) -> dict[str, JSON]:
-        """Writes an error."""
-        fields: dict[str, JSON] = {"type": error.kind, "message": str(error)}
-        return {"type": "error", "error": fields}
+        return _format_error(error)
 
 
-class _MessageStream:
-    """Sends text while it is sampled, and a use of a tool when the answer is complete."""
+def _format_error(error: ApiError) -> dict[str, JSON]:
+    fields: dict[str, JSON] = {"type": error.kind, "message": str(error)}
+    return {"type": "error", "error": fields}
 
-    def __init__(self, head: Answers) -> None:
-        self._answer, self._sent = head, SentText()
-        self._has_begun = self._is_text_open = False
 
-    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes the new part of a draft."""
-        del place  # a request has one answer
-        yield from self._begin(len(draft.prompt_ids))
-        if new := self._sent.more(draft.read().content, self._answer.ask.stop):
-            yield from self._text(new)
-
+class _MessageStream(TextStream):
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers."""
         yield from self._begin(answer.num_prompt_tokens)
         for place, block in enumerate(_make_blocks(answer)):
             assert isinstance(block, dict)
@@ -99,13 +79,9 @@ class _MessageStream:
         yield _make_event("message_stop")
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, which ends the stream."""
-        yield "error", AnthropicMessages().error(error)
+        yield "error", _format_error(error)
 
-    def _begin(self, num_prompt_tokens: int) -> Iterator[Event]:
-        if self._has_begun:
-            return
-        self._has_begun = True
+    def _write_head(self, num_prompt_tokens: int) -> Iterator[Event]:
         usage: dict[str, JSON] = {
             "input_tokens": num_prompt_tokens, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0,
             "output_tokens": 0,

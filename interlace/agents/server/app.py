@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from interlace.agents.server.anthropic import AnthropicMessages, count_ask
-from interlace.agents.server.ask import Answers, Ask, Dialect, TextCodec
+from interlace.agents.server.ask import Answers, TextCodec
 from interlace.agents.server.body import Body
 from interlace.agents.server.chat import Chat, Completions, TokenGeneration
 from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
+from interlace.agents.server.dialect import Dialect
 from interlace.agents.server.errors import ApiError, as_api_error, as_openai
 from interlace.agents.server.http import json_response, stream_response
 from interlace.agents.server.metrics import ServerMetrics
@@ -31,22 +32,23 @@ if TYPE_CHECKING:
 
     Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
+IDLE_S = 3600.0
+"""Seconds without a request after which a session that a client opened ends."""
 LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
 NUM_RETRIES = "X-Stainless-Retry-Count"
 """Header in which OpenAI's and Anthropic's clients state how often they have sent a request before."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
-_DIALECTS: Mapping[str, tuple[Dialect, str]] = {
-    "/v1/chat/completions": (Chat(), "chatcmpl-"),
-    "/v1/completions": (Completions(), "cmpl-"),
-    "/v1/responses": (Responses(), "resp_"),
-    "/v1/messages": (AnthropicMessages(), "msg_"),
-    "/inference/v1/generate": (TokenGeneration(), "gen-"),
+_DIALECTS: Mapping[str, type[Dialect]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completions,
+    "/v1/responses": Responses,
+    "/v1/messages": AnthropicMessages,
+    "/inference/v1/generate": TokenGeneration,
 }
 
 
@@ -90,18 +92,22 @@ class SessionServer:
         add_routes: "Callable[[web.Application, str], None] | None" = None,
         api_key: str | None = None,
         admin_key: str | None = None,
+        idle_s: float = IDLE_S,
     ) -> None:
         """visitors: if None, only sessions opened by this process are served. A key that is None is generated.
-        add_routes: adds further routes, given the administrator's key.
+        add_routes: adds further routes, given the administrator's key. idle_s: see IDLE_S.
         """
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
         self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
         self.metrics = ServerMetrics()
-        self._codec, self._control, self._add_routes = codec, control, add_routes
+        self._dialects = {path: kind(codec) for path, kind in _DIALECTS.items()}
+        self._control, self._add_routes = control, add_routes
         self._sessions = Sessions(self.api_key, visitors)
         self._retries = Retries()
         self._url = ""
         self._listener = HttpListener()
+        self._idle_s = idle_s
+        self._sweep: asyncio.Task[None] | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Starts to listen and returns the address. port: 0 takes a free port. Raises UserError if the server cannot
@@ -111,10 +117,15 @@ class SessionServer:
             from aiohttp import web
         except ImportError:
             raise UserError("the server of sessions needs aiohttp: pip install 'interlace[serve]'.") from None
-        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_make_middleware(self._answer_safely)])
-        for path in _DIALECTS:
+
+        @web.middleware
+        async def guard(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+            return await self._answer_safely(request, handler)
+
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[guard])
+        for path in self._dialects:
             app.router.add_post(path, self._ask)
-        app.router.add_get("/health", self._handle_health)
+        app.router.add_get("/health", _show_health)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{name:.+}", self._show_model)
@@ -126,10 +137,12 @@ class SessionServer:
         if self._add_routes:
             self._add_routes(app, self.admin_key)
         self._url = await self._listener.start(app, host, port)
+        self._sweep = asyncio.create_task(self._end_idle_sessions(), name="idle sessions")
         return self._url
 
     async def close(self) -> None:
-        """Ends all sessions and stops listening."""
+        if self._sweep:
+            self._sweep.cancel()
         await self._sessions.end_conversations()
         await self._retries.close()
         await self._sessions.close()
@@ -142,15 +155,12 @@ class SessionServer:
         conversation = Conversation(session, keeps_distribution, patience_s)
         return conversation, self._admit_session(conversation)
 
-    def _admit_session(
-        self, conversation: Conversation, visit: contextlib.AsyncExitStack | None = None
-    ) -> SessionAddress:
-        self._sessions.add(conversation, visit)
+    def _admit_session(self, conversation: Conversation) -> SessionAddress:
+        self._sessions.add(conversation)
         self.metrics.sessions += 1
         return SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
 
     async def forget(self, conversation: Conversation) -> None:
-        """Ends a session and removes its key."""
         await conversation.end()
         self.metrics.sessions -= self._sessions.remove(conversation)
 
@@ -160,29 +170,32 @@ class SessionServer:
 
         route = request.match_info.route.resource
         name, start_s = (route.canonical if route else "unknown"), time.perf_counter()
+        dialect = self._dialects.get(request.path)
         self.metrics.running += 1
         try:
             response = await handler(request)
         except web.HTTPRequestEntityTooLarge:
             too_large = f"the body is larger than {LARGEST_BODY >> 20} MiB."
-            response = _make_error_response(request.path, ApiError(413, too_large))
+            response = _make_error_response(dialect, ApiError(413, too_large))
         except web.HTTPException as error:
             what = f"{request.method} {request.path}: {error.reason}."
-            response = _make_error_response(request.path, ApiError(error.status, what))
+            response = _make_error_response(dialect, ApiError(error.status, what))
         except Exception as error:  # noqa: BLE001 - the client gets the reason, and the server continues
-            response = _make_error_response(request.path, as_api_error(error))
+            response = _make_error_response(dialect, as_api_error(error))
         finally:
             self.metrics.running -= 1
         self.metrics.observe(name, response.status, time.perf_counter() - start_s)
         return response
 
     async def _ask(self, request: "web.Request") -> "web.StreamResponse":
-        dialect, prefix = _DIALECTS[request.path]
+        dialect = self._dialects[request.path]
         conversation = self._sessions.find(_read_key(request))
         if conversation:
             conversation.check_open()
         content, number = await request.read(), _turn_number(request)
-        ask, digest = await _on_thread(content, self._read, request.path, content, number)
+        ask, digest = await _on_thread(
+            content, lambda: (dialect.read(Body.parse(content)), digest_of(request.path, content, number))
+        )
         named = request.headers.get("Idempotency-Key")
         retries = conversation.retries if conversation else self._retries
         before = retries.num_retries
@@ -195,7 +208,9 @@ class SessionServer:
                 return await self._answer_request(visit, head, on_draft, None)
 
         def begin() -> Asked:
-            return Asked(digest, Answers(id=prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make)
+            return Asked(
+                digest, Answers(id=dialect.prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make
+            )
 
         if conversation:
             conversation.check_open()
@@ -203,15 +218,11 @@ class SessionServer:
         with retries.begin_once(named, digest, begin, is_first=is_first) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:
-                return await stream_response(request, dialect.stream(asked.head, self._codec), asked)
+                return await stream_response(request, dialect.stream(asked.head), asked)
             answer = await asked.answer()
             oldest, newest = answer.versions
             headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
-            return json_response(dialect.write(answer, self._codec), headers=headers)
-
-    def _read(self, path: str, content: bytes, number: int | None) -> tuple[Ask, str]:
-        """Reads a request and computes its digest."""
-        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content, number)
+            return json_response(dialect.write(answer), headers=headers)
 
     async def _answer_request(
         self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None
@@ -227,7 +238,7 @@ class SessionServer:
         seed = Body.parse(await request.read()).read(SessionRequest).seed
         stack = contextlib.AsyncExitStack()
         session = await stack.enter_async_context(self._sessions.admit_client().session(seed))
-        endpoint = self._admit_session(Conversation(session, keeps_distribution=False), stack)
+        endpoint = self._admit_session(Conversation(session, keeps_distribution=False, visit=stack))
         return json_response({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
 
     async def _handle_reward(self, request: "web.Request") -> "web.StreamResponse":
@@ -241,15 +252,21 @@ class SessionServer:
         if reward is not None:
             conversation.set_reward(reward)
         conversation.check_open()
+        await self._end_visit(conversation)
+        return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
+
+    async def _end_visit(self, conversation: Conversation) -> None:
         await conversation.end()
         if visit := self._sessions.take_visit(conversation):
             self.metrics.sessions -= 1
             await visit.aclose()
-        return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
 
-    async def _handle_health(self, request: "web.Request") -> "web.StreamResponse":
-        del request
-        return json_response({"status": "ok"})
+    async def _end_idle_sessions(self) -> None:
+        """Ends the sessions that clients have left open."""
+        while True:
+            await asyncio.sleep(self._idle_s / 4)
+            for conversation in self._sessions.list_idle(self._idle_s):
+                await self._end_visit(conversation)
 
     async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
         from aiohttp import web
@@ -294,28 +311,26 @@ async def serving(server: SessionServer, host: str = "127.0.0.1", port: int = 0)
         await server.close()
 
 
-def _make_middleware(
-    guard: Callable[..., Awaitable["web.StreamResponse"]],
-) -> "Callable[..., Awaitable[web.StreamResponse]]":
-    from aiohttp import web
-
-    @web.middleware
-    async def guard_request(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
-        return await guard(request, handler)
-
-    return guard_request
-
-
 def _read_key(request: "web.Request") -> str:
     bearer = request.headers.get("Authorization", "")
     return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
 
 
-async def _on_thread(content: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def _on_thread(content: bytes, function: Callable[[], T]) -> T:
     """Calls a function that reads a body, on a thread if the body is long."""
     if len(content) < LONG_BODY:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
+        return function()
+    return await asyncio.to_thread(function)
+
+
+async def _show_health(request: "web.Request") -> "web.StreamResponse":
+    del request
+    return json_response({"status": "ok"})
+
+
+def _make_error_response(dialect: Dialect | None, error: ApiError) -> "web.Response":
+    content = dialect.error(error) if dialect else as_openai(error)
+    return json_response(content, status=error.status, headers=error.headers)
 
 
 def _model(name: str) -> dict[str, JSON]:
@@ -329,9 +344,3 @@ def _turn_number(request: "web.Request") -> int | None:
     if not (given.isascii() and given.isdigit() and len(given) <= 9):
         raise ApiError(400, f"the header X-Turn is {given[:20]!r}: it must be a turn's number, from 0 to 999999999.")
     return int(given)
-
-
-def _make_error_response(path: str, error: ApiError) -> "web.Response":
-    dialect, _ = _DIALECTS.get(path, (None, ""))
-    content = dialect.error(error) if dialect else as_openai(error)
-    return json_response(content, status=error.status, headers=error.headers)

@@ -1,14 +1,13 @@
 """A request and its answers in a form that all routes share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from interlace.agents.server.body import Body
-from interlace.agents.server.errors import ApiError, as_openai
+from interlace.agents.server.errors import ApiError
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
-from interlace.rollouts.base import Context, Turn, TurnDraft
+from interlace.rollouts.base import Context, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +61,6 @@ class Answers:
 
     @property
     def num_drawn_tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
@@ -85,54 +83,6 @@ class TextCodec(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens, including special tokens."""
         ...
-
-
-Event = tuple[str, Mapping[str, JSON] | str]
-"""One event of a stream: its name, which may be empty, and its data."""
-
-
-class AnswerStream(Protocol):
-    """Writer of the events of one request's answers, while they are sampled."""
-
-    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes the new part of a draft. place: index of the answer."""
-        ...
-
-    def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers, and the end of the stream."""
-        ...
-
-    def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes an error, which ends the stream."""
-        ...
-
-
-class Dialect(Protocol):
-    """Format of requests and answers on one route."""
-
-    def read(self, body: Body, codec: TextCodec | None) -> Ask:
-        """Reads a request. Raises ApiError or UserError for a request that cannot be answered."""
-        ...
-
-    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes a complete answer."""
-        ...
-
-    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Returns a writer of answers as events of a stream. head: the answers without turns."""
-        ...
-
-    def error(self, error: ApiError) -> dict[str, JSON]:
-        """Writes an error."""
-        ...
-
-
-class OpenAIErrors:
-    """Errors in OpenAI's format, for the dialects that share it."""
-
-    def error(self, error: ApiError) -> dict[str, JSON]:
-        """Writes an error."""
-        return as_openai(error)
 
 
 def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:
@@ -212,21 +162,17 @@ def cached_tokens(answer: Answers) -> int:
     return max((turn.num_cached_tokens for turn in answer.turns), default=0)
 
 
-def runs_of(turn: Turn) -> list[JSON]:
-    """Returns the versions that sampled an answer's tokens, as a list of [version, number of tokens]."""
-    return [[version, count] for version, count in turn.versions.pieces]
-
-
 def prompt_of(answer: Answers, prompt_ids: IntArray) -> dict[str, JSON]:
     """Returns the context's token ids, if the client requested them."""
     return {"prompt_token_ids": prompt_ids.tolist()} if answer.ask.token_ids else {}
 
 
 def tokens_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
-    """Returns an answer's token ids and versions, if the client requested them."""
+    """Returns an answer's token ids and [version, number of tokens] pairs, if the client requested them."""
     if not answer.ask.token_ids:
         return {}
-    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
+    runs: list[JSON] = [[version, count] for version, count in turn.versions.pieces]
+    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs}
 
 
 def details_of(answer: Answers) -> dict[str, JSON]:

@@ -38,7 +38,6 @@ class Body:
     """The fields of a request's body."""
 
     def __init__(self, fields: Mapping[str, JSON]) -> None:
-        """fields: fields of a JSON object."""
         self._fields = fields
 
     @classmethod

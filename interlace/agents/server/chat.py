@@ -6,10 +6,7 @@ from dataclasses import replace
 
 from interlace.agents.server.ask import (
     Answers,
-    AnswerStream,
     Ask,
-    Event,
-    OpenAIErrors,
     TextCodec,
     calls_of,
     check_tools,
@@ -22,49 +19,48 @@ from interlace.agents.server.ask import (
     usage_of,
 )
 from interlace.agents.server.body import Body
-from interlace.agents.server.errors import ApiError, as_openai
+from interlace.agents.server.dialect import AnswerStream, Dialect, Event
+from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import (
     MOST_CHOICES,
     ChatRequest,
-    CompletionFields,
     CompletionRequest,
     GenerateRequest,
     Ids,
-    chat_tools,
 )
 from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message
 from interlace.core.types import JSON, IntArray
-from interlace.rollouts.base import Context, Turn, TurnDraft
+from interlace.rollouts.base import Turn, TurnDraft
 
 
-class Chat(OpenAIErrors):
+class Chat(Dialect):
     """`/v1/chat/completions`."""
 
-    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
-        """Reads a request."""
+    prefix = "chatcmpl-"
+
+    def read(self, body: Body) -> Ask:
         request = body.read(ChatRequest)
         messages = tuple(one.message(f"messages[{place}]") for place, one in enumerate(request.messages))
-        ask = completion_ask(request, messages)
+        ask = request.begin_ask(messages)
         return replace(
             ask,
-            tools=check_tools(chat_tools(request.tools, request.tool_choice)),
+            tools=check_tools(request.list_tools()),
             max_tokens=request.max_completion_tokens or ask.max_tokens,
             logprobs=bool(request.logprobs),
             one_call=request.parallel_tool_calls is False,
             chat_template_kwargs=request.chat_template_kwargs or {},
         )
 
-    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes an answer."""
+    def write(self, answer: Answers) -> dict[str, JSON]:
         choices: list[JSON] = []
         for place, turn in enumerate(answer.turns):
             message = make_shown_message(turn, answer.ask)
-            logprobs = logprobs_of(turn, codec) if answer.ask.logprobs else None
+            logprobs = logprobs_of(turn, self._codec) if answer.ask.logprobs else None
             choices.append(
                 {
                     "index": place,
-                    "message": chat_message(message),
+                    "message": _chat_message(message),
                     "finish_reason": finish_of(turn),
                     "logprobs": logprobs,
                     **tokens_of(answer, turn),
@@ -73,24 +69,20 @@ class Chat(OpenAIErrors):
         found: dict[str, JSON] = {**_head(answer, "chat.completion"), "choices": choices, "usage": usage_of(answer)}
         return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
 
-    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins the chunks of a stream."""
-        return _ChatStream(head, codec)
+    def stream(self, head: Answers) -> AnswerStream:
+        return _ChatStream(head, self._codec)
 
 
-class _Chunks:
+class _Chunks(AnswerStream):
     """Chunks of OpenAI's streams."""
 
     kind = ""
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
-        self._answer, self._head, self._codec = head, _head(head, self.kind), codec
+        super().__init__(head, codec)
+        self._head = _head(head, self.kind)
         self._sent: dict[int, SentText] = {}
         """Sent text of each answer, by its index."""
-
-    def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, which ends the stream."""
-        yield "", as_openai(error)
 
     def _make_chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
         return "", {**self._head, "choices": [choice], **more}
@@ -111,7 +103,6 @@ class _ChatStream(_Chunks):
         self._thought: dict[int, SentText] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes the new part of a draft."""
         found = draft.read()
         yield from self._begin(place, draft.prompt_ids)
         yield from self._texts(
@@ -120,7 +111,6 @@ class _ChatStream(_Chunks):
         )  # fmt: skip
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             found = make_shown_message(turn, answer.ask)
             yield from self._begin(place, turn.prompt_ids)
@@ -151,25 +141,7 @@ class _ChatStream(_Chunks):
             yield self._make_chunk(_make_choice(place, {"content": content}))
 
 
-def completion_ask(request: CompletionFields, context: Context) -> Ask:
-    """Builds a request from the fields that chat and text completions share."""
-    return Ask(
-        context=context,
-        model=request.model or "",
-        max_tokens=request.max_tokens,
-        stop=tuple(request.stop or ()),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        sampling=request.sampling,
-        num_answers=request.n or 1,
-        seed=request.seed,
-        stream=bool(request.stream),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        token_ids=bool(request.return_token_ids),
-    )
-
-
-def chat_message(message: Message) -> dict[str, JSON]:
+def _chat_message(message: Message) -> dict[str, JSON]:
     """Writes an answer's message."""
     calls = _format_calls(message)
     found: dict[str, JSON] = {
@@ -199,44 +171,42 @@ def _make_choice(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
     return {"index": place, "delta": delta, "finish_reason": None, "logprobs": None}
 
 
-class Completions(OpenAIErrors):
+class Completions(Dialect):
     """`/v1/completions`: prompts of text or token ids, without a chat template. Choices are in the order of prompts."""
 
-    def read(self, body: Body, codec: TextCodec | None) -> Ask:
-        """Reads a request."""
+    prefix = "cmpl-"
+
+    def read(self, body: Body) -> Ask:
         request = body.read(CompletionRequest)
         given = request.prompt
         prompts = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
         if len(prompts) * (request.n or 1) > MOST_CHOICES:
             text = f"{len(prompts)} prompts with n = {request.n or 1}: a request has at most {MOST_CHOICES} answers."
             raise ApiError(400, text, param="prompt")
-        first, *others = [self._encode(prompt, codec) for prompt in prompts]
-        ask = completion_ask(request, first)
+        first, *others = [self._encode(prompt) for prompt in prompts]
+        ask = request.begin_ask(first)
         return replace(ask, other_contexts=tuple(others), logprobs=request.logprobs is not None)
 
-    @staticmethod
-    def _encode(prompt: JSON, codec: TextCodec | None) -> list[int]:
+    def _encode(self, prompt: JSON) -> list[int]:
         if not isinstance(prompt, str):
             return Body({"prompt": prompt}).read(Ids).prompt
-        if codec is None:
+        if self._codec is None:
             raise ApiError(400, "a prompt of text cannot be read here: give token ids, or messages.", param="prompt")
-        found = codec.encode(prompt)
+        found = self._codec.encode(prompt)
         if not found:
             raise ApiError(400, f"prompt = {prompt!r}: it has no tokens. Give at least one.", param="prompt")
         return found
 
-    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes an answer."""
-        choices = [self._make_choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
-        found = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
+    def write(self, answer: Answers) -> dict[str, JSON]:
+        choices: list[JSON] = [
+            {"index": place, "text": _text_of(answer, turn), **_completion_end(answer, turn, self._codec)}
+            for place, turn in enumerate(answer.turns)
+        ]
+        found: dict[str, JSON] = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
         return found if answer.ask.other_contexts else {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
 
-    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins the chunks of a stream."""
-        return _CompletionStream(head, codec)
-
-    def _make_choice(self, answer: Answers, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
-        return {"index": place, "text": _text_of(answer, turn), **_completion_end(answer, turn, codec)}
+    def stream(self, head: Answers) -> AnswerStream:
+        return _CompletionStream(head, self._codec)
 
 
 class _CompletionStream(_Chunks):
@@ -245,13 +215,11 @@ class _CompletionStream(_Chunks):
     kind = "text_completion"
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes the new part of a draft."""
         new = self._sent.setdefault(place, SentText()).more(draft.text, self._answer.ask.stop)
         if new:
             yield self._make_chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             about = {} if place or answer.ask.other_contexts else prompt_of(answer, turn.prompt_ids)
             rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
@@ -275,18 +243,17 @@ def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dic
     return {**found, "finish_reason": "length" if finish_of(turn) == "length" else "stop"}
 
 
-class TokenGeneration(OpenAIErrors):
+class TokenGeneration(Dialect):
     """`/inference/v1/generate`: token ids in, token ids out, with vLLM's names."""
 
-    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - its prompt is tokens
-        """Reads a request."""
+    prefix = "gen-"
+
+    def read(self, body: Body) -> Ask:
         request = body.read(GenerateRequest)
-        ask = completion_ask(request.sampling_params, request.token_ids)
+        ask = request.sampling_params.begin_ask(request.token_ids)
         return replace(ask, model=request.model or "", stream=bool(request.stream), logprobs=True, token_ids=True)
 
-    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes an answer."""
-        del codec  # tokens are named by their ids
+    def write(self, answer: Answers) -> dict[str, JSON]:
         choices = [self.choice(answer, place) for place in range(len(answer.turns))]
         return {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
 
@@ -302,9 +269,8 @@ class TokenGeneration(OpenAIErrors):
             "token_ids": turn.token_ids[first:].tolist(),
         }
 
-    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins the chunks of a stream."""
-        return _TokenStream(head, codec)
+    def stream(self, head: Answers) -> AnswerStream:
+        return _TokenStream(head, self._codec)
 
 
 class _TokenStream(_Chunks):
@@ -315,13 +281,11 @@ class _TokenStream(_Chunks):
         self._num_sent: dict[int, int] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes the new part of a draft."""
         new, self._num_sent[place] = draft.token_ids[self._num_sent.get(place, 0) :], len(draft.token_ids)
         choice: dict[str, JSON] = {"index": place, "token_ids": list(map(int, new)), "finish_reason": None}
         yield "", {"request_id": self._answer.id, "choices": [choice]}
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers."""
         places = range(len(answer.turns))
         choices = [TokenGeneration.choice(answer, place, self._num_sent.get(place, 0)) for place in places]
         yield "", {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}

@@ -5,8 +5,9 @@ import hashlib
 import itertools
 import math
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -110,9 +111,12 @@ class Retries:
         for key in done[: max(0, len(done) - _KEPT_ANSWERS)]:
             del self._asked[key]
 
+    @property
+    def in_flight(self) -> list[asyncio.Future[Answers]]:
+        return [asked.task for asked in self._asked.values() if not asked.task.done()]
+
     async def close(self) -> None:
-        """Withdraws the requests in flight."""
-        tasks = [asked.task for asked in self._asked.values() if not asked.task.done()]
+        tasks = self.in_flight
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,6 +142,10 @@ class Conversation:
     ended: bool = False
     retries: Retries = field(default_factory=Retries)
     num_turns: int = 0
+    visit: AsyncExitStack | None = None
+    """Resources of an open session that a client opened."""
+    used_s: float = field(default_factory=time.monotonic)
+    """Time of the start or the end of the last request, by time.monotonic()."""
     _shown: ShownMessages = field(default_factory=ShownMessages)
 
     async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
@@ -170,12 +178,17 @@ class Conversation:
                 raise ApiError(409, "the session has ended.", code="session_ended") from None
             raise
         finally:
+            self.used_s = time.monotonic()
             for task in drawn:
                 task.cancel()
         self.num_turns += len(turns)
         for turn in turns:
             self._shown.add(make_shown_message(turn, ask), turn.message)
         return replace(head, turns=turns)
+
+    def is_idle(self, limit_s: float) -> bool:
+        """Returns whether no request has been answered for `limit_s` seconds, and none is in flight."""
+        return time.monotonic() - self.used_s >= limit_s and not self.retries.in_flight
 
     def check_open(self) -> None:
         """Raises ApiError if the session has ended."""

@@ -28,7 +28,6 @@ class ApiError(UserError):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of the response."""
         if self.retry_after_s is not None:
             return {"Retry-After": f"{max(1.0, self.retry_after_s):.0f}", "x-should-retry": "true"}
         # OpenAI's clients retry conflicts, and this conflict is permanent.

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING
 
-from interlace.agents.server.ask import AnswerStream, Event
 from interlace.agents.server.conversation import Asked
+from interlace.agents.server.dialect import AnswerStream, Event
 from interlace.agents.server.errors import as_api_error
 from interlace.core.types import JSON
 
@@ -33,15 +33,10 @@ async def stream_response(request: "web.Request", stream: AnswerStream, asked: A
     with contextlib.suppress(ConnectionResetError):  # the client has gone: leaving withdraws its request
         async with contextlib.aclosing(_group_events(stream, asked)) as found:
             async for events in found:
-                await _send_events(response, request, events)
+                await response.prepare(request)  # only the first call has an effect
+                await response.write("".join(map(_format_event, events)).encode())
         await response.write_eof()
     return response
-
-
-async def _send_events(response: "web.StreamResponse", request: "web.Request", events: Iterable[Event]) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-    await response.write("".join(map(_format_event, events)).encode())
 
 
 async def _group_events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Event], None]:

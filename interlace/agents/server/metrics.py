@@ -17,13 +17,11 @@ class ServerMetrics:
         self.prompt_tokens = self.drawn_tokens = self.retries = self.running = self.sessions = 0
 
     def observe(self, route: str, status: int, seconds: float) -> None:
-        """Counts an answered request."""
         self._requests[route, status] += 1
         self._seconds[route] = self._seconds.get(route, 0.0) + seconds
         self._buckets.setdefault(route, [0] * (len(_BOUNDS_S) + 1))[bisect_left(_BOUNDS_S, seconds)] += 1
 
     def text(self) -> str:
-        """Returns the counters as text."""
         return "\n".join(self._list_lines()) + "\n"
 
     def _list_lines(self) -> Iterator[str]:

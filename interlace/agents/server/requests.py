@@ -4,15 +4,17 @@ A field is used, or may only have values without effect, or changes no answer (`
 status 400 with the field's name.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from interlace.agents.server.ask import Ask
 from interlace.agents.server.body import RequestModel
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_message, as_tool, read_arguments
 from interlace.core.sampling import LARGEST, LARGEST_INT32
 from interlace.core.types import JSON
+from interlace.rollouts.base import Context
 
 MOST_ANSWERS = 128
 """Largest `n`, as at OpenAI."""
@@ -64,6 +66,12 @@ NO_PREFILL = "an answer begins a turn, and cannot continue the assistant's last 
 NO_CALL = "a call cannot be forced; write auto or none"
 
 
+class ClientPart(BaseModel):
+    """Base of parts of a request, such as its messages. Their unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
 class StreamOptions(RequestModel):
     """Options of a stream."""
 
@@ -88,6 +96,8 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     min_tokens: Annotated[Any, only(0, why="a least length is not supported")] = None
     return_token_ids: bool | None = None
+    model: str | None = None
+    stream: bool | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -108,12 +118,22 @@ class SamplingFields(RequestModel):
             found["logit_bias"] = [[int(token), value] for token, value in self.logit_bias.items()]
         return found
 
+    def begin_ask(self, context: Context) -> Ask:
+        """Returns a request for answers to a context, with these fields."""
+        return Ask(
+            context=context,
+            model=self.model or "",
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            sampling=self.sampling,
+            stream=bool(self.stream),
+            token_ids=bool(self.return_token_ids),
+        )
+
 
 class OpenAIFields(SamplingFields):
     """Fields of OpenAI's routes, including vLLM's."""
 
-    model: str | None = None
-    stream: bool | None = None
     seed: Seed | None = None
     user: Unused = None
     metadata: Unused = None
@@ -132,11 +152,19 @@ class CompletionFields(OpenAIFields):
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     stream_options: StreamOptions | None = None
 
+    def begin_ask(self, context: Context) -> Ask:
+        return replace(
+            super().begin_ask(context),
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop or ()),
+            num_answers=self.n or 1,
+            seed=self.seed,
+            include_usage=bool(self.stream_options and self.stream_options.include_usage),
+        )
 
-class ChatMessage(BaseModel):
+
+class ChatMessage(ClientPart):
     """A message in OpenAI's chat format. Fields of answers that clients send back, such as `refusal`, are ignored."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     role: str
     content: Text = None
@@ -146,7 +174,6 @@ class ChatMessage(BaseModel):
     reasoning_content: str | None = None
 
     def message(self, where: str) -> Message:
-        """Returns the message. where: its position, for errors."""
         role = "system" if self.role == "developer" else self.role
         return as_message({**self.model_dump(exclude_none=True), "role": role, "content": self.content}, where)
 
@@ -166,6 +193,11 @@ class ChatRequest(CompletionFields):
     add_generation_prompt: Annotated[Any, only(True, why="an answer always begins a turn")] = None
     continue_final_message: Annotated[Any, only(False, why=NO_PREFILL)] = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+
+    def list_tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools; none if the choice is `none`."""
+        given = self.tools if self.tool_choice != "none" else None
+        return tuple(as_tool(tool, f"tools[{place}]") for place, tool in enumerate(given or ()))
 
 
 class CompletionRequest(CompletionFields):
@@ -205,10 +237,8 @@ class GenerateRequest(RequestModel):
     priority: Unused = None
 
 
-class ResponseItem(BaseModel):
+class ResponseItem(ClientPart):
     """Item of a response's input: a message, a call of a function or its output."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -219,14 +249,11 @@ class ResponseItem(BaseModel):
     output: Text = None
 
     def call(self, where: str) -> ToolCall:
-        """Returns the call of a function. where: its position, for errors."""
         return ToolCall(id=self.call_id, name=self.name, arguments=read_arguments(self.arguments, where))
 
 
-class ResponseTool(BaseModel):
+class ResponseTool(ClientPart):
     """A function in the format of the Responses API."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     type: Annotated[Any, only("function", why="only functions can be called")]
     name: str
@@ -260,10 +287,8 @@ class ResponsesRequest(OpenAIFields):
     stream_options: StreamOptions | None = None
 
 
-class AnthropicBlock(BaseModel):
+class AnthropicBlock(ClientPart):
     """A block of an Anthropic message."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     type: str
     text: str = ""
@@ -274,10 +299,8 @@ class AnthropicBlock(BaseModel):
     content: Text = None
 
 
-class AnthropicMessage(BaseModel):
+class AnthropicMessage(ClientPart):
     """A message in Anthropic's form."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     role: Literal["user", "assistant"]
     content: Annotated[
@@ -286,10 +309,8 @@ class AnthropicMessage(BaseModel):
     ]
 
 
-class AnthropicTool(BaseModel):
+class AnthropicTool(ClientPart):
     """A tool in Anthropic's form."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     name: str
     description: str | None = None
@@ -330,7 +351,6 @@ class MessagesRequest(CountRequest, SamplingFields):
 
     max_tokens: Count | None = None
     stop_sequences: Stops | None = None
-    stream: bool | None = None
     metadata: Unused = None
     service_tier: Unused = None
 
@@ -345,10 +365,3 @@ class RewardRequest(RequestModel):
     """`/v1/session/reward` and `/v1/session/end`."""
 
     reward: float | None = None
-
-
-def chat_tools(tools: Sequence[Any] | None, choice: str | None) -> tuple[ToolSpec, ...]:
-    """Returns tools in OpenAI's chat format; none if the choice is `none`."""
-    if choice == "none":
-        return ()
-    return tuple(as_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools or ()))

@@ -2,15 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from interlace.agents.server.ask import (
     Answers,
-    AnswerStream,
     Ask,
-    Event,
-    OpenAIErrors,
-    TextCodec,
     cached_tokens,
     calls_of,
     check_tools,
@@ -19,60 +16,54 @@ from interlace.agents.server.ask import (
     make_shown_message,
 )
 from interlace.agents.server.body import Body
+from interlace.agents.server.dialect import AnswerStream, Dialect, Event, TextStream
 from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import ResponseItem, ResponsesRequest, ResponseTool
-from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool
 from interlace.core.types import JSON
-from interlace.rollouts.base import TurnDraft
 
 
-class Responses(OpenAIErrors):
+class Responses(Dialect):
     """`/v1/responses`. Each request contains the whole conversation: the server stores nothing."""
 
-    def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
-        """Reads a request."""
+    prefix = "resp_"
+
+    def read(self, body: Body) -> Ask:
         request = body.read(ResponsesRequest)
         messages = [Message(role="system", content=request.instructions)] if request.instructions else []
         messages += _read_messages(request.input)
         tools = [] if request.tool_choice == "none" else [_read_tool(tool) for tool in request.tools or ()]
-        return Ask(
-            context=tuple(messages),
+        return replace(
+            request.begin_ask(tuple(messages)),
             tools=check_tools(tools),
-            model=request.model or "",
             one_call=request.parallel_tool_calls is False,
             max_tokens=request.max_output_tokens,
-            stop_token_ids=tuple(request.stop_token_ids or ()),
-            ignore_eos=bool(request.ignore_eos),
-            sampling=request.sampling,
             seed=request.seed,
-            stream=bool(request.stream),
-            token_ids=bool(request.return_token_ids),
         )
 
-    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
-        """Writes an answer."""
-        del codec
-        is_cut = finish_of(answer.turns[0]) == "length"
-        return {
-            **_make_head(answer),
-            "status": "incomplete" if is_cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": _make_items(answer),
-            "usage": {
-                "input_tokens": answer.num_prompt_tokens,
-                "input_tokens_details": {"cached_tokens": cached_tokens(answer), "cache_write_tokens": 0},
-                "output_tokens": answer.num_drawn_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": answer.num_prompt_tokens + answer.num_drawn_tokens,
-            },
-            **details_of(answer),
-        }
+    def write(self, answer: Answers) -> dict[str, JSON]:
+        return _write_whole(answer)
 
-    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins the events of a stream."""
-        del codec
+    def stream(self, head: Answers) -> AnswerStream:
         return _ResponseStream(head)
+
+
+def _write_whole(answer: Answers) -> dict[str, JSON]:
+    is_cut = finish_of(answer.turns[0]) == "length"
+    return {
+        **_make_head(answer),
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": _make_items(answer),
+        "usage": {
+            "input_tokens": answer.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached_tokens(answer), "cache_write_tokens": 0},
+            "output_tokens": answer.num_drawn_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.num_prompt_tokens + answer.num_drawn_tokens,
+        },
+        **details_of(answer),
+    }
 
 
 def _read_messages(items: Sequence[ResponseItem]) -> list[Message]:
@@ -149,24 +140,13 @@ def _make_part(text: str) -> dict[str, JSON]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-class _ResponseStream:
-    """Sends text while it is sampled, and a call when the answer is complete."""
-
+class _ResponseStream(TextStream):
     def __init__(self, head: Answers) -> None:
-        self._answer, self._sent = head, SentText()
-        self._has_begun = self._is_text_open = False
+        super().__init__(head)
         self._numbers = count()
 
-    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes the new part of a draft."""
-        del place  # a request has one answer
-        yield from self._begin()
-        if new := self._sent.more(draft.read().content, self._answer.ask.stop):
-            yield from self._text(new)
-
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes the rest of the answers."""
-        yield from self._begin()
+        yield from self._begin(answer.num_prompt_tokens)
         for place, item in enumerate(_make_items(answer)):
             assert isinstance(item, Mapping)
             at: dict[str, JSON] = {"output_index": place, "item_id": item["id"]}
@@ -180,20 +160,17 @@ class _ResponseStream:
                     "response.function_call_arguments.done", **at, name=item["name"], arguments=arguments
                 )
             yield self._make_event("response.output_item.done", output_index=place, item=item)
-        whole = Responses().write(answer, None)
+        whole = _write_whole(answer)
         yield self._make_event(f"response.{whole['status']}", response=whole)
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, which ends the stream."""
         yield self._make_event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
 
     def _make_event(self, kind: str, **fields: JSON) -> Event:
         return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
 
-    def _begin(self) -> Iterator[Event]:
-        if self._has_begun:
-            return
-        self._has_begun = True
+    def _write_head(self, num_prompt_tokens: int) -> Iterator[Event]:
+        del num_prompt_tokens
         for kind in ("response.created", "response.in_progress"):
             yield self._make_event(kind, response={**_make_head(self._answer), "status": "in_progress"})
 

@@ -1,6 +1,7 @@
 """Sessions of a server by their keys."""
 
 import contextlib
+import time
 from collections import deque
 from typing import Protocol
 
@@ -37,14 +38,10 @@ class Sessions:
         """
         self._ended: deque[str] = deque()
         """Keys of ended sessions of clients, oldest first."""
-        self._visits: dict[str, contextlib.AsyncExitStack] = {}
-        """Resources of the sessions that clients opened, by key."""
 
-    def add(self, conversation: Conversation, visit: contextlib.AsyncExitStack | None = None) -> None:
-        """Accepts the key of a session. visit: resources of a session that a client opened."""
+    def add(self, conversation: Conversation) -> None:
+        """Accepts the key of a session."""
         self._open[conversation.key] = conversation
-        if visit:
-            self._visits[conversation.key] = visit
 
     def remove(self, conversation: Conversation) -> bool:
         """Removes the key of a session. Returns False if it was not known."""
@@ -52,16 +49,21 @@ class Sessions:
 
     def take_visit(self, conversation: Conversation) -> contextlib.AsyncExitStack | None:
         """Returns and removes the resources of a client's session that has ended. None if this process opened it."""
-        visit = self._visits.pop(conversation.key, None)
+        visit, conversation.visit = conversation.visit, None
         if visit:
             self._ended.append(conversation.key)
             if len(self._ended) > KEPT_SESSIONS:
                 del self._open[self._ended.popleft()]
         return visit
 
+    def list_idle(self, limit_s: float) -> list[Conversation]:
+        """Lists the sessions of clients without a request for `limit_s` seconds."""
+        return [each for each in self._open.values() if each.visit and each.is_idle(limit_s)]
+
     def find(self, key: str) -> Conversation | None:
         """Returns the session of a request's key; None for the server's own key. Raises ApiError for a wrong key."""
         if conversation := self._open.get(key):
+            conversation.used_s = time.monotonic()
             return conversation
         if self._visitors is None or not is_same_key(key, self._api_key):
             fault = "the key is wrong" if key else "the request has no key"
@@ -84,11 +86,9 @@ class Sessions:
         return self._visitors
 
     async def end_conversations(self) -> None:
-        """Ends all sessions, without their resources."""
         for conversation in [*self._open.values()]:
             await conversation.end()
 
     async def close(self) -> None:
-        """Frees the resources of the sessions of clients."""
-        for visit in self._visits.values():
+        for visit in [each.visit for each in self._open.values() if each.visit]:
             await visit.aclose()

@@ -20,7 +20,6 @@ class SentText:
         return self.rest(cut_undecided_end(text, stops))
 
     def rest(self, text: str) -> str:
-        """Returns the new part of the complete text."""
         new = text[len(self.text) :] if text.startswith(self.text) else ""
         self.text += new
         return new

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import inspect
-import threading
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from interlace.core.callables import unwrap_partial
 from interlace.core.errors import UserError
 from interlace.core.messages import ToolSpec
 from interlace.core.types import JSON
+from interlace.runtime.local.own_thread import OwnThread
 
 
 class FunctionTool:
@@ -28,11 +28,9 @@ class FunctionTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """Description for the model."""
         return self._signature.spec
 
     async def call(self, arguments: Mapping[str, JSON]) -> object:
-        """Calls the function with arguments converted to its parameter types."""
         call = partial(self._function, **self._signature.arguments(arguments))
         if inspect.iscoroutinefunction(self._function):
             return await cast(Awaitable[object], call())
@@ -45,33 +43,21 @@ async def on_thread(call: Callable[[], object]) -> object:
 
     An awaitable result is awaited here: an async function under a decorator that is not async returns one.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[object] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(value: object, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        value, error = None, None
+    def run() -> object:
         try:
-            value = context.run(call)
-        except BaseException as raised:  # noqa: BLE001 - the caller receives it
+            return context.run(call)
+        except BaseException as raised:
             # SystemExit and KeyboardInterrupt end only their call. A future refuses a StopIteration.
-            is_plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-            error = raised if is_plain else RuntimeError(f"{type(raised).__name__}: {raised}")
-        try:
-            loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop has been closed
-            return
+            if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+                raise
+            raise RuntimeError(f"{type(raised).__name__}: {raised}") from None
 
-    threading.Thread(target=run, name="call", daemon=True).start()
-    found = await future
+    thread = OwnThread("call")
+    outcome = thread.submit(run)
+    thread.end()
+    found = await asyncio.wrap_future(outcome)
     return await found if inspect.isawaitable(found) else found
 
 

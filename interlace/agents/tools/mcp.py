@@ -106,7 +106,6 @@ class _Connection:
         return self._task.done()
 
     async def ready(self) -> None:
-        """Waits until the server responds."""
         await asyncio.shield(self._opened)
 
     async def _hold_connection(self) -> None:

@@ -28,7 +28,6 @@ class PythonSource(ToolSource):
     """Source of the tool `python`: one sandbox for all episodes of a process, started by the first call."""
 
     def __init__(self, options: Mapping[str, JSON]) -> None:
-        """Reads the sandbox's settings. Raises UserError for an unknown one."""
         self._config = SandboxConfig.parse(options, where="tool python")
         self._sandbox = LastingSandbox(self._config)
         self.places = asyncio.Semaphore(self._config.runs_at_once)
@@ -40,16 +39,13 @@ class PythonSource(ToolSource):
         return (_SPEC,)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns one line with the sandbox's guards on this machine."""
         return (_check_guards(self._config).describe(),)
 
     def open(self, visit: Visit) -> Sequence[Tool]:
-        """Returns the tool."""
         del visit  # calls keep no state
         return (_PythonTool(self),)
 
     async def run(self, code: str) -> CodeResult:
-        """Runs code."""
         return await self._sandbox.run(code)
 
 
@@ -75,7 +71,6 @@ class _PythonTool:
         self._source = source
 
     def place(self) -> asyncio.Semaphore:
-        """Waits for a free run of the sandbox; see QueuedTool."""
         return self._source.places
 
     async def call(self, arguments: Mapping[str, JSON]) -> str:

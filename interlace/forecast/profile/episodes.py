@@ -14,9 +14,8 @@ from interlace.forecast.profile.fit import quantiles_of
 from interlace.forecast.profile.samples import ENOUGH_SAMPLES
 from interlace.forecast.profile.types import Turns
 from interlace.robots.envs.fleet import EnvFleet
-from interlace.rollouts.asker import FromPool
 from interlace.rollouts.engine_jobs import OnDraft
-from interlace.rollouts.generate import run_episode
+from interlace.rollouts.generate import FromPool, run_episode
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.session import EpisodeSession

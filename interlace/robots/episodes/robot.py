@@ -24,8 +24,7 @@ from interlace.robots.features import Feature, StateFeatures
 from interlace.robots.world_model.imagination import ImaginationConfig
 from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
-from interlace.rollouts.envs.episode import EnvEpisode
-from interlace.rollouts.envs.film import FilmRecorder
+from interlace.rollouts.envs.episode import EnvEpisode, FilmRecorder
 from interlace.rollouts.envs.jobs import SlotChunk, Start
 from interlace.rollouts.envs.spec import EnvSpec, Observation
 

@@ -1,4 +1,4 @@
-"""One episode in one environment, and the source of such episodes."""
+"""One episode in one environment, its film, and the source of such episodes."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.rollouts.envs.film import FilmRecorder
+from interlace.observe.films import Film
 from interlace.rollouts.envs.jobs import JobKind, SlotChunk, SlotJob, Start
 from interlace.rollouts.envs.spec import Array, EnvSpec, Observation
 
@@ -16,6 +16,30 @@ Around = Callable[[], AbstractContextManager[object]]
 """Returns the context manager around each wait for a simulator."""
 Submit = Callable[[SlotJob], Awaitable[object]]
 """Runs a job of an environment; SlotAnswer describes the result."""
+
+
+class FilmRecorder:
+    """Records a picture after the reset and after each chunk. Passed to EnvEpisode.film()."""
+
+    def __init__(self, name: str, *, label: str = "") -> None:
+        """name: name of the film: the task and the initial state. label: see Film."""
+        self._name, self._label = name, label
+        self._frames: list[NDArray[np.uint8]] = []
+        self.problem = ""
+        """Reason why drawing failed; empty if it works."""
+
+    def take(self, picture: NDArray[np.uint8]) -> None:
+        self._frames.append(picture)
+
+    def give_up(self, error: UserError) -> None:
+        """Ends the recording; the episode continues without it."""
+        self.problem = str(error)
+
+    def film(self, caption: str) -> Film | None:
+        """Returns the film; None without pictures. caption: the outcome of the episode."""
+        if not self._frames:
+            return None
+        return Film(name=self._name, caption=caption, frames=tuple(self._frames), label=self._label)
 
 
 class EnvEpisode:

@@ -45,7 +45,6 @@ class SlotChunk:
 
     @property
     def ended(self) -> bool:
-        """Returns whether the episode is over."""
         return self.terminated or self.truncated
 
 
@@ -94,7 +93,6 @@ class EpisodeHistory:
         self._jobs: dict[int, list[SlotJob]] = {}
 
     def __len__(self) -> int:
-        """Returns the number of episodes."""
         return len(self._jobs)
 
     def add(self, job: SlotJob, answer: SlotAnswer) -> None:
@@ -107,7 +105,6 @@ class EpisodeHistory:
             self._jobs[job.slot].append(job)
 
     def forget(self, slot: int) -> None:
-        """Removes the episode of a slot."""
         self._jobs.pop(slot, None)
 
     def list_jobs(self) -> list[SlotJob]:
@@ -146,7 +143,6 @@ class EnvCounts:
             self.num_actions += int(value.valid.sum())
 
     def plus(self, other: "EnvCounts") -> "EnvCounts":
-        """Returns the sum of both counts."""
         return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 

@@ -44,7 +44,6 @@ class ActionSpec:
 
     @property
     def size(self) -> int:
-        """Size A of an action."""
         return len(self.low)
 
 

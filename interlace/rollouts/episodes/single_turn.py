@@ -12,7 +12,6 @@ class SingleTurn:
     """Episode of one request. The generation stage submits the request without a coroutine; the samples are equal."""
 
     async def run(self, prompt: Prompt, session: Session) -> None:
-        """Samples one response to the prompt."""
         await session.generate(prompt.token_ids.tolist())
 
 

@@ -6,25 +6,35 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
+from interlace.core.messages import Message, Messages, ToolCall, ToolSpec, to_mapping, tool_mapping
 from interlace.core.types import JSON, IntArray
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.parsers.base import MarkedText, Parser
 from interlace.rollouts.rendering.proof import Kind, Proof, prove
 from interlace.rollouts.rendering.text import TokenText, longest_token
-from interlace.rollouts.rendering.tools_in_prompt import write_out_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_VARIANTS = 16
 """Maximum number of cached renderers for requests with variables of the template."""
+MOST_WRITTEN = 256
+"""Maximum number of kinds of conversations for which a renderer stores that its template writes the tools."""
 MARK = "\ue002"
 """Placeholder for the content of an answer: the rendered text after it is the text that a turn adds."""
+TOOLS_HEAD = (
+    "You may call functions to answer. They are described within <tools></tools>:\n<tools>\n{tools}\n</tools>\n"
+    'To call one, write its name and arguments as JSON:\n<tool_call>\n{{"name": NAME, "arguments": ARGUMENTS}}\n'
+    "</tool_call>"
+)
+"""Description of tools for templates without tools: they are called and answered in plain text."""
 
 
-class ChatTemplateRenderer:
-    """Renderer of one tokenizer. It renders only the messages after an answer, so no tokens are tokenized again."""
+class Renderer:
+    """Renders conversations as tokens of one model, and parses its answers. Conversations may share a renderer.
+
+    It renders only the messages after an answer, so no tokens are tokenized again.
+    """
 
     def __init__(
         self,
@@ -42,9 +52,13 @@ class ChatTemplateRenderer:
                 "(model.tokenizer)."
             )
         self._tokenizer, self._parser, self._config = tokenizer, parser, config
-        self._text, self.longest_token = TokenText(tokenizer), longest_token(tokenizer)
-        self._variants: dict[str, ChatTemplateRenderer] = {}
+        self._text = TokenText(tokenizer)
+        self.longest_token = longest_token(tokenizer)
+        """Upper bound of the characters that one token stands for."""
+        self._variants: dict[str, Renderer] = {}
         """Cached renderers with further variables of the template, in order of use."""
+        self._written_tools: set[tuple[frozenset[str], tuple[str, ...]]] = set()
+        """Roles of messages and names of tools of conversations into which the template writes the tools."""
         self._calls_are_text = False
         """True if the template requires the arguments of a call as JSON text."""
         self._no_tools: list[dict[str, JSON]] | None = None
@@ -60,12 +74,13 @@ class ChatTemplateRenderer:
         ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
         others = self._text.special_ids & set(stop_token_ids) - {self._text.tags.get(tag) for tag in parser.tags}
         self.stop_token_ids = tuple(sorted({*others, *[int(end) for end in ends if end is not None]}))
+        """Tokens that end an answer."""
         self._opens_thought = self._ends_in_thought()
         self.proof: Proof = prove(self)
         """Kinds of turns that can be appended under this template."""
 
-    def variant(self, variables: Mapping[str, JSON]) -> "ChatTemplateRenderer":
-        """Returns the renderer with further variables for the template; see Renderer."""
+    def variant(self, variables: Mapping[str, JSON]) -> "Renderer":
+        """Returns the renderer with further variables for the template: the same object for the same variables."""
         merged = {**self._config.chat_template_kwargs, **variables}
         if merged == self._config.chat_template_kwargs:
             return self
@@ -73,7 +88,7 @@ class ChatTemplateRenderer:
         found = self._variants.pop(name, None)
         if found is None:
             config = RendererConfig.parse({**self._config.model_dump(), "chat_template_kwargs": merged})
-            found = ChatTemplateRenderer(self._tokenizer, self._parser, config, self.stop_token_ids)
+            found = Renderer(self._tokenizer, self._parser, config, self.stop_token_ids)
         self._variants[name] = found
         for oldest in list(self._variants)[:-MOST_VARIANTS]:
             self._variants.pop(oldest, None)
@@ -85,7 +100,7 @@ class ChatTemplateRenderer:
         prompts: whether the text ends with the beginning of the next answer.
         """
         if self._config.tools == "prompt":
-            messages, tools = write_out_tools(messages, tools), ()
+            messages, tools = _write_out_tools(messages, tools), ()
         try:
             return self._apply_template(messages, tools, prompts=prompts)
         except UserError:
@@ -118,26 +133,37 @@ class ChatTemplateRenderer:
             ) from None
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Renders a whole conversation; see Renderer. Raises UserError if the template leaves out all tools."""
+        """Writes a whole conversation and the beginning of the answer.
+
+        Raises UserError if the template refuses it or leaves out all tools.
+        """
         text = self.text(messages, tools)
-        if tools and not self._writes_tools(text, messages, tools):
+        if tools:
+            self._check_tools_written(text, messages, tools)
+        return self._text.encode(text)
+
+    def _check_tools_written(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
+        """Raises UserError unless a rendered text has names of tools that do not come from its messages.
+
+        The test renders the conversation again, so it is made once for conversations with equal roles and tools.
+        """
+        kind = frozenset(message.role for message in messages), tuple(tool.name for tool in tools)
+        if kind in self._written_tools:
+            return
+        try:
+            without = self.text(messages, ())
+        except UserError:
+            without = ""
+        if not any(text.count(tool.name) > without.count(tool.name) for tool in tools):
             names = ", ".join(tool.name for tool in tools)
             raise UserError(
                 f"the tokenizer's chat template writes no tools, so that the model would not know {names}. Set "
                 "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
             )
-        return self._text.encode(text)
-
-    def _writes_tools(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
-        """Returns whether a rendered text has names of tools that do not come from its messages."""
-        try:
-            without = self.text(messages, ())
-        except UserError:
-            without = ""
-        return any(text.count(tool.name) > without.count(tool.name) for tool in tools)
+        self._written_tools = {*self._written_tools, kind} if len(self._written_tools) < MOST_WRITTEN else {kind}
 
     def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Renders an answer to `messages` as the model would sample it, including its end; see Renderer."""
+        """Writes an answer to `messages` as the model would sample it, including its end token: an example."""
         begin = self.text(messages, tools)
         whole = self.text([*messages, answer], tools, prompts=False)
         if not whole.startswith(begin):
@@ -154,7 +180,7 @@ class ChatTemplateRenderer:
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | IntArray = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:
-        """Parses an answer; see Renderer."""
+        """Reads an answer: content, reasoning, tool calls. prompt_ids: the context of the answer."""
         found = self._parser.parse(self._cut_answer(token_ids), tools, in_thought=self._opens_thought)
         first = len(prompt_ids) % 10**7
         calls = [replace(call, id=f"{first:07d}{place % 100:02d}") for place, call in enumerate(found.calls)]
@@ -163,7 +189,10 @@ class ChatTemplateRenderer:
         )
 
     def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
-        """Parses an incomplete answer; see Renderer."""
+        """Reads an incomplete answer: the reasoning and the content that no further token can change, without calls.
+
+        The content of the complete answer begins with this content, except for an incomplete character at its end.
+        """
         found = self._parser.begun(self._cut_answer(token_ids), tools, in_thought=self._opens_thought)
         return Message(role="assistant", content=found.content, reasoning=found.reasoning or None)
 
@@ -181,7 +210,12 @@ class ChatTemplateRenderer:
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
     ) -> list[int] | None:
-        """Appends messages to an answer; see Renderer."""
+        """Appends `new_messages` to tokens that end with an answer of the model.
+
+        answer: the message that was read from these tokens. An answer that was cut gets the tokens that close it.
+        Returns the whole context, which begins with `previous_ids`; None if the template requires that the whole
+        conversation is written again.
+        """
         kinds: set[Kind] = {"tool" if message.role == "tool" else "user" for message in new_messages}
         if not new_messages or any(message.role == "assistant" for message in new_messages):
             return None
@@ -264,7 +298,6 @@ class ChatTemplateRenderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the limits of the template, for users."""
         return self.proof.notes(branch_on_rewrite=self._config.on_rewrite == "branch")
 
 
@@ -280,3 +313,40 @@ def _dummy_calls(answer: Message | None, new_messages: Sequence[Message]) -> tup
         )
         for place, message in enumerate(tools)
     )
+
+
+def _write_out_tools(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messages:
+    """Returns the conversation with its tools, calls and tool messages written as text in Hermes' format."""
+    found = [_write_calls(message) for message in messages]
+    if tools:
+        lines = [json.dumps(tool_mapping(tool), ensure_ascii=False, default=dict) for tool in tools]
+        head = TOOLS_HEAD.format(tools="\n".join(lines))
+        if found and found[0].role == "system":
+            found[0] = replace(found[0], content=f"{found[0].content}\n\n{head}")
+        else:
+            found.insert(0, Message(role="system", content=head))
+    return tuple(_join_messages(found))
+
+
+def _write_calls(message: Message) -> Message:
+    if message.role == "tool":
+        return Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.tool_calls:
+        return message
+    calls = [f"<tool_call>\n{_call_text(call)}\n</tool_call>" for call in message.tool_calls]
+    return replace(message, content="\n".join([part for part in (message.content, *calls) if part]), tool_calls=())
+
+
+def _call_text(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=dict)
+
+
+def _join_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Joins consecutive messages of the user, because templates require alternating roles."""
+    found: list[Message] = []
+    for message in messages:
+        if found and message.role == found[-1].role == "user":
+            found[-1] = replace(found[-1], content=f"{found[-1].content}\n{message.content}")
+        else:
+            found.append(message)
+    return found

@@ -1,11 +1,12 @@
 """Conversion of example conversations to tokens, turn by turn like in an episode."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.types import Prompt
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 
 
 class ExampleWriter:
@@ -28,7 +29,7 @@ class ExampleWriter:
             answer = messages[place]
             drawn = self._renderer.answer(said, answer, tools)
             ids, imitated, place = [*ids, *drawn], [*imitated, *[True] * len(drawn)], place + 1
-            new = _until_answer(messages[place:])
+            new = list(takewhile(lambda message: message.role != "assistant", messages[place:]))
             if new:
                 longer = self._renderer.extend(ids, answer, new, tools)
                 if longer is None:
@@ -40,12 +41,3 @@ class ExampleWriter:
                 ids, place = longer, place + len(new)
             said += [answer, *new]
         return ids[first:], imitated[first:]
-
-
-def _until_answer(messages: Sequence[Message]) -> list[Message]:
-    found = []
-    for message in messages:
-        if message.role == "assistant":
-            break
-        found.append(message)
-    return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 from interlace.core.plugins import class_names, find_class
 from interlace.rollouts.rendering import parsers
-from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
+from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.parsers.base import Parser
 from interlace.rollouts.rendering.parsers.hermes import HermesParser
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def create_renderer(
     tokenizer: "PreTrainedTokenizerBase", config: RendererConfig, stop_token_ids: Sequence[int] = ()
-) -> ChatTemplateRenderer:
+) -> Renderer:
     """Creates the renderer of a tokenizer. stop_token_ids: of the model. Raises UserError without a template."""
     parser = load_parser(config.parser) if config.parser else find_parser(str(tokenizer.chat_template or ""))
     if config.parser is None and config.tools == "prompt":  # then calls have Hermes' format under any template
         parser = Qwen3Parser() if parser.thoughts else HermesParser()
-    return ChatTemplateRenderer(tokenizer, parser, config, stop_token_ids)
+    return Renderer(tokenizer, parser, config, stop_token_ids)
 
 
 def parser_names() -> list[str]:

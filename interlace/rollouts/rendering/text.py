@@ -67,7 +67,6 @@ class TokenText:
         return [*self._encode(tag[:1]), *self._encode(tag[1:])] if tag in self.tags else self._encode(tag)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, including tags."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def marked(self, token_ids: Sequence[int], tags: Sequence[str]) -> MarkedText:

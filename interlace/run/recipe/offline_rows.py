@@ -19,7 +19,7 @@ from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.rows import Row
-from interlace.rollouts.rendering.base import Renderer
+from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.examples import ExampleWriter
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from interlace.run.recipe.offline_rows import offline_prompts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
+    from interlace.rollouts.rendering.chat_template import Renderer
 
 
 def renderer_of(
     recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None, stop_token_ids: Sequence[int] = ()
-) -> "ChatTemplateRenderer | None":
+) -> "Renderer | None":
     """Makes the renderer of a recipe's model; None if its prompts are written without a chat template.
 
     stop_token_ids: tokens that end the model's answers, in addition to the recipe's and the tokenizer's. To write
@@ -100,7 +100,7 @@ def _tools_by_row(recipe: Recipe) -> Callable[[Mapping[str, JSON]], tuple[ToolSp
     return lambda row: shown[id(config_of(recipe.episode, row, "a row"))]
 
 
-def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: "ChatTemplateRenderer | None") -> None:
+def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: "Renderer | None") -> None:
     """Raises UserError for episodes on messages or with tools if the chat template cannot write them."""
     for config in (recipe.episode, *recipe.episode.others.values()):
         kind = create_kind(config)

@@ -25,9 +25,9 @@ from interlace.core.types import (
 )
 from interlace.flows.run import SINGLE_TURN
 from interlace.forecast.virtual import launch
-from interlace.rollouts.asker import FromPool
 from interlace.rollouts.base import Outcome, Session
 from interlace.rollouts.episodes.single_turn import SingleTurn
+from interlace.rollouts.generate import FromPool
 from interlace.rollouts.pool import EnginePool, settle
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.sim.cluster import SimCluster

@@ -9,12 +9,13 @@ import pytest
 from interlace.core.causes import Cause
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartBudgetError
 from interlace.core.messages import Message, ToolCall, ToolSpec
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.runs import Runs
+from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, FinishReason, Prompt, Sample, SampleKey
 from interlace.engines.rollout import NativeConfig
-from interlace.rollouts.base import Episode, Session
-from interlace.rollouts.play import Player
+from interlace.rollouts.base import Episode, Session, Turn
+from interlace.rollouts.generate import Player
 from interlace.rollouts.session import NO_LIMITS
-from interlace.rollouts.turn_record import SeenTools
+from interlace.rollouts.turn_record import TurnRecord
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
@@ -28,24 +29,37 @@ def asks_for(*calls: ToolCall) -> Message:
     return Message(role="assistant", content="", tool_calls=calls)
 
 
+def make_turn(number: int, message: Message) -> Turn:
+    return Turn(
+        number=number,
+        prompt_ids=EMPTY_INT,
+        token_ids=EMPTY_INT,
+        logprobs=EMPTY_FLOAT,
+        versions=Runs(()),
+        finish_reason=FinishReason.STOP,
+        text="",
+        message=message,
+    )
+
+
 def says(call: str) -> Message:
     return Message(role="tool", content="2", tool_call_id=call)
 
 
 def test_a_call_is_counted_once_with_the_time_to_the_request_that_brings_its_answer() -> None:
-    seen = SeenTools()
+    record = TurnRecord(max_turns=None)
     first = asks_for(ToolCall(id="a", name="add"), ToolCall(id="b", name="", error="no JSON"))
-    seen.drawn(0, first, [ADD], 1.0)
-    seen.record_request([Message(role="user", content="another branch")], 2.0)
-    assert seen.uses == []
-    seen.record_request([first, says("a"), says("b")], 4.0)
-    assert [(use.name, use.seconds, use.failed) for use in seen.uses] == [("add", 3.0, False), ("", 3.0, True)]
-    seen.drawn(1, asks_for(ToolCall(id="c", name="divide")), [ADD], 5.0)
-    seen.record_request(None, 5.5)
-    assert [(use.name, use.seconds, use.failed) for use in seen.uses[2:]] == [("", 0.5, True)]
-    seen.drawn(2, asks_for(ToolCall(id="d", name="add")), [ADD], 6.0)
-    seen.record_request([says("a")], 7.0)
-    assert len(seen.uses) == 3, "the last call was never answered, and the first is counted"
+    record.add(make_turn(0, first), [ADD], 1.0)
+    record.request([Message(role="user", content="another branch")], 2.0)
+    assert record.tool_uses == []
+    record.request([first, says("a"), says("b")], 4.0)
+    assert [(use.name, use.seconds, use.failed) for use in record.tool_uses] == [("add", 3.0, False), ("", 3.0, True)]
+    record.add(make_turn(1, asks_for(ToolCall(id="c", name="divide"))), [ADD], 5.0)
+    record.request(None, 5.5)
+    assert [(use.name, use.seconds, use.failed) for use in record.tool_uses[2:]] == [("", 0.5, True)]
+    record.add(make_turn(2, asks_for(ToolCall(id="d", name="add"))), [ADD], 6.0)
+    record.request([says("a")], 7.0)
+    assert len(record.tool_uses) == 3, "the last call was never answered, and the first is counted"
 
 
 class TwoTurns:

@@ -56,6 +56,27 @@ def test_a_trained_turn_is_sampled_from_the_distribution_of_the_run() -> None:
     asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))
 
 
+def test_messages_for_clients_name_turns_and_no_internal_requests() -> None:
+    async def refuse(request: Request, **_: object) -> Response:
+        return replace(await answer(request), failure=f"request {request.id}: the prompt is too long")
+
+    async def flow(cluster: Cluster) -> None:
+        messages = []
+        for ask in (refuse, answer):
+            session = EpisodeSession(cluster, ask, Sample(key=SampleKey(-2, 0), prompt=PROMPT), PARAMS)
+            session.begin()
+            for _ in range(2):
+                try:
+                    await session.generate([1], number=0)
+                except UserError as error:
+                    messages.append(str(error))
+            session.close()
+        again = "turn 0 was requested before. Give each call a separate number."
+        assert messages == ["the engine refused turn 0: the prompt is too long", again, again]
+
+    asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))
+
+
 def test_each_episode_of_a_mixture_has_the_limits_of_its_settings() -> None:
     others = "{t: {name: tools, tools: [calculator], max_turns: 3, timeout_s: 77}}"
     main = f"episode={{name: second_guess, max_turns: 2, timeout_s: 5, column: kind, others: {others}}}"

@@ -70,7 +70,7 @@ async def _same_number(prompt: Prompt, session: Session) -> None:
         (_raises_half, "ValueError: a\\ud83d"),
         (_no_tokens, "UserError: generate() was given a list that is not a list of token ids"),
         (_words, "UserError: generate() was given a list that is not a list of token ids"),
-        (_same_number, "UserError: turn 3 of episode"),
+        (_same_number, "UserError: turn 3 was requested before"),
     ],
 )
 def test_what_an_episode_does_wrong_is_its_samples_reason(

@@ -50,6 +50,8 @@ class Parser(ABC):
     """Tags of the format."""
     thoughts: ClassVar[tuple[str, str] | None] = None
     """Tags around reasoning; None if the format has none."""
+    begins: ClassVar[tuple[str, ...] | None] = None
+    """Tags with which calls begin; None if they are unknown."""
     signs: ClassVar[tuple[str, ...]] = ()
     """Texts that every chat template of this format contains. If empty, the parser is found by name only."""
 
@@ -58,9 +60,9 @@ class Parser(ABC):
         """Reads an answer without its end-of-turn tokens. in_thought: its context ended within the reasoning."""
 
     def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str] | None:
-        """Returns the tags with which calls begin; None if they are unknown."""
+        """Returns the tags with which calls begin; by default `begins`."""
         del tools
-        return None
+        return self.begins
 
     def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         """Reads an incomplete answer: the text before its first call, without a possible beginning of a tag."""
@@ -170,10 +172,8 @@ _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 def between(text: str, begin: str, end: str) -> list[tuple[str, bool, tuple[int, int]]]:
     """Lists the texts between two tags: the text, whether its end tag exists, and its span with the tags."""
-    found = []
-    for match in re.finditer(re.escape(begin) + f"(.*?)(?:({re.escape(end)})|$)", text, re.DOTALL):
-        found.append((match[1], match[2] is not None, match.span()))
-    return found
+    matches = re.finditer(re.escape(begin) + f"(.*?)(?:({re.escape(end)})|$)", text, re.DOTALL)
+    return [(match[1], match[2] is not None, match.span()) for match in matches]
 
 
 def without(text: str, spans: Sequence[tuple[int, int]]) -> str:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 from interlace.core.messages import ToolCall, ToolSpec
 from interlace.rollouts.rendering.parsers.base import MarkedText, Parsed, Parser, between, json_call, split_thought
@@ -17,13 +16,10 @@ FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
 class DeepSeekParser(Parser):
     """Parser of thoughts, content and calls in this order. Text after the calls is ignored."""
 
-    thoughts: ClassVar[tuple[str, str] | None] = ("<think>", "</think>")
-    tags: ClassVar[tuple[str, ...]] = (BEGIN, END, CALL, SEPARATOR, CALL_END, "<think>", "</think>")
-    signs: ClassVar[tuple[str, ...]] = (BEGIN, SEPARATOR)
-
-    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
-        del tools
-        return (BEGIN,)
+    thoughts = ("<think>", "</think>")
+    tags = (BEGIN, END, CALL, SEPARATOR, CALL_END, "<think>", "</think>")
+    begins = (BEGIN,)
+    signs = (BEGIN, SEPARATOR)
 
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         del tools

@@ -21,23 +21,24 @@ class HermesParser(Parser):
     """Parser of any number of calls, each JSON within tags."""
 
     tags: ClassVar[tuple[str, ...]] = (BEGIN, END)
+    begins = (BEGIN,)
     signs: ClassVar[tuple[str, ...]] = (BEGIN, '"arguments"')
 
-    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
-        del tools
-        return (BEGIN,)
-
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
-        del tools
         reasoning, text = None, answer.text
         if self.thoughts:
             reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
         found = between(text, answer.tag(BEGIN), answer.tag(END))
         calls = [
-            json_call(answer.plain(body).strip())
+            self._parse_call(answer.plain(body), tools)
             if is_closed
             else ToolCall(name="", error=f"The call does not end with {END}.")
             for body, is_closed, _ in found
         ]
         content = answer.plain(without(text, [span for _, _, span in found]) if found else text.strip())
         return Parsed(content=content, reasoning=reasoning, calls=tuple(calls))
+
+    def _parse_call(self, body: str, tools: Sequence[ToolSpec]) -> ToolCall:
+        """Reads the text between the tags of a call."""
+        del tools
+        return json_call(body.strip())

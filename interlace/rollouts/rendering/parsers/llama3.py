@@ -14,12 +14,8 @@ SIGNS = ('{"name":', '{"type":"function"')
 class Llama3Parser(Parser):
     """Parser of answers that consist of one or more consecutive calls. Any other answer is content."""
 
-    tags = (TAG,)
+    tags = begins = (TAG,)
     signs = ('"parameters": ', "ipython")
-
-    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
-        del tools
-        return (TAG,)
 
     def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         compact = _compact_body(answer.text.strip())

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import ClassVar
 
 from interlace.core.messages import ToolCall, ToolSpec
 from interlace.rollouts.rendering.parsers.base import MarkedText, Parsed, Parser, json_call
@@ -13,12 +12,9 @@ BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 class MistralParser(Parser):
     """Parser of content and then calls: one list of calls (up to Mistral Nemo), or a tag before each call (later)."""
 
-    tags: ClassVar[tuple[str, ...]] = (BEGIN, ARGUMENTS)
-    signs: ClassVar[tuple[str, ...]] = (BEGIN,)
-
-    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
-        del tools
-        return (BEGIN,)
+    tags = (BEGIN, ARGUMENTS)
+    begins = (BEGIN,)
+    signs = (BEGIN,)
 
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         del tools, in_thought

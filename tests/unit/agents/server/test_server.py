@@ -317,6 +317,30 @@ def test_health_needs_no_key_and_metrics_count() -> None:
     served(ScriptedSession([HELLO]), use)
 
 
+def test_a_session_that_its_client_leaves_open_ends() -> None:
+    closed = asyncio.Event()
+
+    class Guests:
+        @asynccontextmanager
+        async def session(self, seed: int | None) -> AsyncIterator[Session]:
+            yield ScriptedSession([])
+            closed.set()
+
+        def busy_s(self) -> float | None:
+            return None
+
+    async def use(client: Client) -> None:
+        client.key = "sk-mine"
+        client.key = (await client.post("/v1/sessions", {}))["api_key"]
+        await asyncio.wait_for(closed.wait(), 10)
+        await client.post("/v1/chat/completions", ASK)
+        assert client.status == 409
+        async with client.http.get(client.url + "/metrics", headers={"x-api-key": "sk-mine"}) as response:
+            assert "interlace_sessions 1" in (await response.text()).splitlines(), "of the process alone"
+
+    served(ScriptedSession([]), use, visitors=Guests(), api_key="sk-mine", idle_s=0.05)
+
+
 def test_keys_of_long_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "KEPT_SESSIONS", 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec
-from interlace.rollouts.rendering.chat_template import ChatTemplateRenderer
+from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import check_renderer, create_renderer, find_parser, load_parser
 from interlace.rollouts.rendering.parsers.base import MarkedText, read_argument
@@ -22,7 +22,7 @@ from tests.support.conversations import TOOLS, answers, calls, hermes, text, use
 ALL = ("own", *PUBLISHED, *GIVEN)
 
 
-def renderer_of(name: str, config: RendererConfig = RendererConfig()) -> ChatTemplateRenderer:  # noqa: B008 - frozen
+def renderer_of(name: str, config: RendererConfig = RendererConfig()) -> Renderer:  # noqa: B008 - frozen
     return create_renderer(tokenizer_of(name), config)
 
 
@@ -35,7 +35,7 @@ class Count:
     """Turns whose context, rendered from its messages, does not begin with the tokens that were there."""
 
 
-def sampled(renderer: ChatTemplateRenderer, rng: random.Random) -> list[int]:
+def sampled(renderer: Renderer, rng: random.Random) -> list[int]:
     """An answer as a model may draw it: spelled in any way, cut or ended."""
     tokenizer = renderer._tokenizer
     said = [] if renderer._opens_thought or rng.random() < 0.7 else ["<think>\n" + text(rng, 2) + "\n</think>\n\n"]
@@ -54,7 +54,7 @@ def sampled(renderer: ChatTemplateRenderer, rng: random.Random) -> list[int]:
     return [*ids, renderer.stop_token_ids[0]]
 
 
-def written(renderer: ChatTemplateRenderer, some: list[ToolCall], rng: random.Random) -> str:
+def written(renderer: Renderer, some: list[ToolCall], rng: random.Random) -> str:
     """Calls in the format of the renderer's parser, or in Hermes', which is text to some."""
     bodies = [(call.name, json.dumps(call.arguments)) for call in some]
     match type(renderer._parser).__name__:
@@ -68,7 +68,7 @@ def written(renderer: ChatTemplateRenderer, some: list[ToolCall], rng: random.Ra
     return hermes(some, rng)
 
 
-def split_token(renderer: ChatTemplateRenderer, token: int, rng: random.Random) -> list[int]:
+def split_token(renderer: Renderer, token: int, rng: random.Random) -> list[int]:
     piece = renderer._text.decode([token])
     if len(piece) < 2 or token in renderer._text.tags.values() or rng.random() < 0.8:
         return [token]
@@ -76,7 +76,7 @@ def split_token(renderer: ChatTemplateRenderer, token: int, rng: random.Random) 
     return [*first, *renderer._text._encode(piece[1:])]
 
 
-def converse(renderer: ChatTemplateRenderer, rng: random.Random, count: Count) -> None:
+def converse(renderer: Renderer, rng: random.Random, count: Count) -> None:
     said = [Message(role="system", content=text(rng))] if rng.random() < 0.5 else []
     said.append(user(rng))
     tools = TOOLS if renderer.proof.has_tools else ()
@@ -235,6 +235,15 @@ def test_a_message_of_the_user_after_results_of_tools_begins_a_branch_as_well() 
     assert branch.extend([*ids, *drawn], answer, [result], TOOLS)
     assert append.extend([*ids, *drawn], answer, [result, following], TOOLS)
     assert branch.extend([*ids, *drawn], answer, [result, following], TOOLS) is None
+
+
+def test_a_later_conversation_with_the_same_tools_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer, texts = renderer_of("qwen3"), list[str]()
+    render = renderer.text
+    monkeypatch.setattr(renderer, "text", lambda *args: texts.append(render(*args)) or texts[-1])  # type: ignore[func-returns-value]
+    for content in ("first", "second"):
+        renderer.render([Message(role="user", content=content)], TOOLS)
+    assert sum("second" in text for text in texts) == 1
 
 
 def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:

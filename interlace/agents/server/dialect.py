@@ -1,0 +1,89 @@
+"""Base classes of the routes: a format of requests and answers, and its streams."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, TypeAlias
+
+from interlace.agents.server.ask import Answers, Ask, TextCodec
+from interlace.agents.server.body import Body
+from interlace.agents.server.errors import ApiError, as_openai
+from interlace.agents.server.stream import SentText
+from interlace.core.types import JSON
+from interlace.rollouts.base import TurnDraft
+
+Event: TypeAlias = tuple[str, Mapping[str, JSON] | str]
+"""One event of a stream: its name, which may be empty, and its data."""
+
+
+class AnswerStream(ABC):
+    """Writer of the events of one request's answers, while they are sampled."""
+
+    def __init__(self, head: Answers, codec: TextCodec | None = None) -> None:
+        """head: the answers without turns."""
+        self._answer, self._codec = head, codec
+
+    @abstractmethod
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes the new part of a draft. place: index of the answer."""
+
+    @abstractmethod
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes the rest of the answers, and the end of the stream."""
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes an error, which ends the stream."""
+        yield "", as_openai(error)
+
+
+class TextStream(AnswerStream):
+    """Writer of one answer: text is sent while it is sampled, and a call when the answer is complete."""
+
+    def __init__(self, head: Answers) -> None:
+        super().__init__(head)
+        self._sent = SentText()
+        self._has_begun = self._is_text_open = False
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        del place  # a request has one answer
+        yield from self._begin(len(draft.prompt_ids))
+        if new := self._sent.more(draft.read().content, self._answer.ask.stop):
+            yield from self._text(new)
+
+    def _begin(self, num_prompt_tokens: int) -> Iterator[Event]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._write_head(num_prompt_tokens)
+
+    @abstractmethod
+    def _write_head(self, num_prompt_tokens: int) -> Iterator[Event]:
+        """Writes the first events."""
+
+    @abstractmethod
+    def _text(self, new: str) -> Iterator[Event]:
+        """Writes further text, which may be empty."""
+
+
+class Dialect(ABC):
+    """Format of requests and answers on one route."""
+
+    prefix: ClassVar[str]
+    """Beginning of the ids of answers."""
+
+    def __init__(self, codec: TextCodec | None) -> None:
+        self._codec = codec
+
+    @abstractmethod
+    def read(self, body: Body) -> Ask:
+        """Reads a request. Raises ApiError or UserError for a request that cannot be answered."""
+
+    @abstractmethod
+    def write(self, answer: Answers) -> dict[str, JSON]:
+        """Writes a complete answer."""
+
+    @abstractmethod
+    def stream(self, head: Answers) -> AnswerStream:
+        """Returns a writer of answers as events of a stream. head: the answers without turns."""
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Writes an error; by default in OpenAI's format."""
+        return as_openai(error)
