@@ -76,7 +76,9 @@ class LeRobotReader:
             observations[camera] = self._read_pictures(column, row, part)
         if layout.ACTION not in columns:
             raise UserError(f"{path} has no column {layout.ACTION!r}, which a demonstration needs.")
-        success = columns.get(layout.SUCCESS)
+        done, success = columns.get(layout.DONE), columns.get(layout.SUCCESS)
+        if done is not None:
+            done = np.asarray(done, np.bool_) & ~np.asarray(columns.get(layout.TRUNCATED, False), np.bool_)
         task = self._tasks.get(int(columns["task_index"][0]), "") if "task_index" in columns else ""
         return RecordedEpisode(
             instruction=task or next(iter(row.get("tasks") or ()), ""),
@@ -84,7 +86,7 @@ class LeRobotReader:
             actions=_rows_of(columns[layout.ACTION]),
             shown=_rows_of(columns[layout.SHOWN]) if layout.SHOWN in columns else None,
             rewards=np.asarray(columns[layout.REWARD], np.float32) if layout.REWARD in columns else None,
-            terminated=np.asarray(columns[layout.DONE], np.bool_) if layout.DONE in columns else None,
+            terminated=done,
             success=None if success is None else bool(success.any()),
         )
 
