@@ -182,7 +182,6 @@ class BatchedEnvs(VectorEnv):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        """Starts episodes, in one call for each task; see VectorEnv."""
         chosen = choose_slots(slots, self.num_envs)
         starts = {}
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
@@ -193,7 +192,6 @@ class BatchedEnvs(VectorEnv):
         return self.observe(chosen)
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        """Executes a chunk in all its environments together; see VectorEnv."""
         chosen = choose_slots(slots, self.num_envs)
         given = check_actions(actions, len(chosen), self.spec.action.size)
         for slot in chosen:
@@ -221,18 +219,15 @@ class BatchedEnvs(VectorEnv):
         return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Restores states; see VectorEnv."""
         chosen = choose_slots(slots, self.num_envs)
         for slot, state in zip(chosen, states, strict=True):
             self._slots[slot] = pickle.loads(state)
         self._load(chosen)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the current states; see VectorEnv."""
         return [self._find_runner(slot).simulator.render(slot) for slot in choose_slots(slots, self.num_envs)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
-        """Returns a scripted expert's next actions; see VectorEnv."""
         chosen = choose_slots(slots, self.num_envs)
         return np.stack([self._find_runner(slot).simulator.expert_actions(slot, count) for slot in chosen])
 
@@ -243,14 +238,12 @@ class BatchedEnvs(VectorEnv):
         self._is_offloaded = True
 
     def onload(self) -> None:
-        """Creates the simulators again and continues from the states."""
         if self._is_offloaded:
             self._is_offloaded = False
             self._runners = {task: self._make_runner(task) for task in range(len(self._settings.tasks))}
             self._load([*self._slots])
 
     def close(self) -> None:
-        """Frees all resources."""
         self._close_runners()
         self._slots.clear()
 

@@ -85,7 +85,6 @@ class MetaWorldSettings(EnvSettings):
 
     @property
     def rewards_chunks(self) -> bool:
-        """See EnvSettings."""
         return self.light
 
     @model_validator(mode="before")
@@ -140,7 +139,6 @@ class MetaWorld(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of the state, and of the camera's image if image_size is above 0."""
         found = {"state": ArraySpec(shape=(39,), dtype="float32")}
         if size := self.settings.image_size:
             found["image"] = ArraySpec(shape=(size, size, 3), dtype="uint8")
@@ -148,13 +146,11 @@ class MetaWorld(Simulator):
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Bounds of four numbers."""
         ones = np.ones(4, np.float32)
         return ActionSpec(low=-ones, high=ones)
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task."""
         return INSTRUCTIONS.get(self.task, self.task.rsplit("-v", 1)[0].replace("-", " "))
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
@@ -166,7 +162,6 @@ class MetaWorld(Simulator):
         self._observation = np.array(self._env.reset()[0])
 
     def step(self, action: Array, *, is_read: bool) -> Step:
-        """Executes one step."""
         env = self._env
         if self.settings.light and not is_read:
             env.set_xyz_action(action[:3])
@@ -179,7 +174,6 @@ class MetaWorld(Simulator):
         return Step(reward=float(success) if self.settings.reward == "success" else float(reward), success=success)
 
     def observe(self) -> Observation:
-        """Returns the state, and the image if image_size is above 0."""
         found: dict[str, Array] = {"state": self._observation.astype(np.float32)}
         if self.settings.image_size:
             found["image"] = self._draw_camera(self.settings.image_size)
@@ -194,7 +188,6 @@ class MetaWorld(Simulator):
         return physics, fields, own, self._observation
 
     def load(self, state: object) -> None:
-        """Restores a result of save()."""
         saved: Any = state
         physics, fields, own, self._observation = saved
         env = self._env
@@ -214,7 +207,6 @@ class MetaWorld(Simulator):
         return np.clip(action, -1, 1).astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the scene. Raises UserError without a renderer."""
         # load() restores the physics alone: the drawn poses belong to the last simulated step, perhaps of another
         # environment.
         for compute in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
@@ -222,7 +214,6 @@ class MetaWorld(Simulator):
         return self._draw_camera(max(self.settings.image_size, _VIDEO_SIDE))
 
     def close(self) -> None:
-        """Frees the simulator."""
         for renderer in self._renderers.values():
             renderer.close()
         self._env.close()

@@ -60,7 +60,6 @@ class MJX(MujocoBatch):
         self._none = self.to_device(np.zeros(num_envs, np.bool_))
 
     def to_device(self, array: Array) -> DeviceArray:
-        """Copies an array to the device."""
         return self._jax.device_put(np.array(array), self._device)
 
     def to_host(self, array: DeviceArray) -> Array:
@@ -68,25 +67,20 @@ class MJX(MujocoBatch):
         return np.asarray(array)
 
     def compile(self, function: F) -> F:
-        """Returns the function, compiled by JAX at its first call."""
         compiled: F = self._jax.jit(function)
         return compiled
 
     def step(self, actions: DeviceArray, mask: DeviceArray) -> BatchStep:
-        """Executes an action."""
         self._states, reward, terminated, success = self._program.step(self._states, actions, mask)
         return BatchStep(reward=reward, terminated=terminated, truncated=self._none, success=success)
 
     def observe(self, mask: DeviceArray) -> Mapping[str, DeviceArray]:  # noqa: ARG002 - all rows are as fast
-        """Returns `state`."""
         return {"state": self._program.observe(self._states)}
 
     def read_states(self) -> FloatArray:
-        """Returns all states."""
         return np.array(self._states)
 
     def write_states(self, states: DeviceArray, mask: DeviceArray) -> None:
-        """Replaces the states within the mask."""
         self._states = self._program.write(self._states, states, mask)
 
 

@@ -83,7 +83,6 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         self._links.wake()
 
     async def spec(self) -> EnvSpec:
-        """Waits for the environments; see EnvServer."""
         return await asyncio.shield(asyncio.wrap_future(self._spec))
 
     async def run_jobs(self, jobs: Sequence[SlotJob]) -> EnvBatch:
@@ -100,7 +99,6 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         return EnvBatch(answers=answers, counts=replace(self.counts))
 
     async def do(self, job: SlotJob) -> object:
-        """Runs a job after the earlier jobs of its slot; see EnvServer."""
         [outcome] = self._submit_jobs([job])
         return await outcome
 

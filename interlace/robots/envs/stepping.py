@@ -139,7 +139,6 @@ class SimulatedEnvs(VectorEnv):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        """Starts episodes; see VectorEnv."""
         chosen = choose_slots(slots, self.num_envs)
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
@@ -147,7 +146,6 @@ class SimulatedEnvs(VectorEnv):
         return stack_observations(found)
 
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        """Executes a chunk; see VectorEnv."""
         chosen = choose_slots(slots, self.num_envs)
         given = check_actions(actions, len(chosen), self.spec.action.size)
         result = make_empty_result(*given.shape[:2])
@@ -158,13 +156,11 @@ class SimulatedEnvs(VectorEnv):
         return replace(result, observation=self.observe(chosen), failures=failures)
 
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
-        """Returns the current observations."""
         return stack_observations(
             [self._simulators.slots[slot].observation for slot in choose_slots(slots, self.num_envs)]
         )
 
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
-        """Returns whole states; see VectorEnv."""
         found = []
         for slot in choose_slots(slots, self.num_envs):
             self._simulators.save(slot)
@@ -172,7 +168,6 @@ class SimulatedEnvs(VectorEnv):
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Restores states; see VectorEnv."""
         for slot, state in zip(choose_slots(slots, self.num_envs), states, strict=True):
             found: EnvSlot = pickle.loads(state)
             self._simulators.slots[slot] = found
@@ -188,7 +183,6 @@ class SimulatedEnvs(VectorEnv):
         return np.stack([self._play_expert(self._simulators.enter(slot), count) for slot in chosen])
 
     def offload(self) -> None:
-        """Frees the simulators and keeps the states."""
         for slot in self._simulators.slots:
             self._simulators.save(slot)
         self._simulators.close()
@@ -199,7 +193,6 @@ class SimulatedEnvs(VectorEnv):
         self._simulators.is_offloaded = False
 
     def close(self) -> None:
-        """Frees all resources."""
         self._simulators.close()
         self._simulators.slots.clear()
         self._starts.clear()

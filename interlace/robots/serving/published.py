@@ -79,7 +79,6 @@ class PublishedPolicy:
         )
 
     async def act(self, request: ActRequest) -> FloatArray:
-        """Returns a chunk; see ServedPolicy."""
         chunk = await self._batches.ask(request)
         return commit_prefix(chunk, request.prefix, request.delay)
 

@@ -33,11 +33,9 @@ class SimulatedRobot:
         self._observed = _first(found)
 
     def observe(self) -> Observation:
-        """Returns the current arrays."""
         return self._observed
 
     def act(self, action: FloatArray) -> Tick:
-        """Executes one action, [A]."""
         done = self._envs.chunk_step(action[None, None])
         self._observed = _first(done.observation)
         return Tick(

@@ -149,7 +149,6 @@ class LatentModel(WorldModel):
 
     @torch.no_grad()
     def predict(self, states: FloatArray, chunks: FloatArray) -> Prediction:
-        """Predicts the results of chunks; see WorldModel."""
         hidden, stochastic = torch.from_numpy(states).split(
             [self.config.recurrent_size, self.config.stochastic_size], -1
         )
@@ -183,7 +182,6 @@ class LatentModel(WorldModel):
         return pictures.permute(0, 2, 3, 1).to(torch.uint8).numpy()
 
     def save(self, folder: Path, starts: FloatArray, errors: Mapping[int, float] | None = None) -> None:
-        """Writes the model and the moments of its optimizer; see WorldModel."""
         super().save(folder, starts, errors)
         save_file(dict(self.moments), folder / MOMENTS)
 
