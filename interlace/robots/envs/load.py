@@ -9,7 +9,7 @@ from pydantic import Field
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.host_memory import available_bytes
-from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
+from interlace.core.plugins import concrete_subclass, find_class, load_object
 from interlace.robots.envs.base import Simulator, TaskSimulator, VectorEnv
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator
 from interlace.robots.envs.batched_envs import BatchedEnvs
@@ -43,11 +43,6 @@ class EnvConfig(Config):
                 "the simulators. Give each one environment at least, or place them on fewer devices."
             )
         return self.model_copy(update={"num_envs": (self.num_envs + num_instances - 1 - instance) // num_instances})
-
-
-def env_family_names() -> list[str]:
-    """Lists the built-in families, sorted."""
-    return class_names(_load_package(), TaskSimulator)
 
 
 def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
