@@ -18,11 +18,10 @@ from interlace.models.action_tokens import ActionTokens
 from interlace.models.loading import load_tokenizer
 from interlace.robots.envs.fleet import read_spec
 from interlace.robots.episodes.robot import RobotConfig, policy_actions
+from interlace.robots.serving.limits import ServingSettings
 from interlace.robots.serving.policy import ServedPolicy, TurnPolicy, describe_turns
-from interlace.robots.serving.recording import InterventionRecorder
 from interlace.robots.serving.schema import ActRequest, PolicySchema
-from interlace.robots.serving.server import PolicyServer
-from interlace.robots.serving.settings import ServingSettings
+from interlace.robots.serving.server import InterventionRecorder, PolicyServer
 from interlace.run.clusters.base import run_on
 from interlace.run.host import policy_actions_of, sampling_of
 from interlace.run.launch_services import launch_engines

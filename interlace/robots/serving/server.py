@@ -6,18 +6,21 @@ after which the connection stays open.
 
 import asyncio
 import secrets
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interlace.core.errors import UserError, first_line
 from interlace.core.types import JSON, FloatArray
+from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLimits
 from interlace.robots.serving.policy import ServedPolicy
-from interlace.robots.serving.recording import InterventionRecorder
 from interlace.robots.serving.schema import (
     ActRequest,
     Intervention,
@@ -73,6 +76,39 @@ class ServerStats:
             median, late = np.quantile(list(self.latencies_s), [0.5, 0.99])
             found |= {"latency_p50_s": float(median), "latency_p99_s": float(late)}
         return found
+
+
+class InterventionRecorder:
+    """Writes each intervention as one episode of a LeRobotDataset. The column `action.expert` marks its actions as
+    demonstrated. The data set is complete after each episode.
+    """
+
+    def __init__(self, folder: Path, *, fps: float, robot_type: str | None = None) -> None:
+        """Raises UserError if the folder contains files, or pyarrow is missing."""
+        self._writer = LeRobotWriter(folder, fps=fps, robot_type=robot_type)
+        self._lock = threading.Lock()
+        self.num_episodes = self.num_steps = 0
+
+    def add(self, given: Intervention) -> int:
+        """Adds an intervention, and returns the number of episodes. May be called from several threads.
+
+        Raises UserError if its columns differ from the first one's: all have rewards, ends and success, or none.
+        """
+        episode = RecordedEpisode(
+            instruction=given.prompt,
+            observations=given.observations,
+            actions=given.actions,
+            shown=given.actions,
+            rewards=given.rewards,
+            terminated=given.terminated,
+            success=given.success,
+        )
+        with self._lock:
+            self._writer.add(episode)
+            self._writer.finish()
+            self.num_episodes += 1
+            self.num_steps += len(episode)
+            return self.num_episodes
 
 
 class PolicyServer:
