@@ -14,22 +14,19 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
-from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator, DeviceArray
 from interlace.robots.envs.slots import (
     EnvSlot,
-    check_actions,
+    SlotEnvs,
     check_task_id,
-    choose_slots,
     describe_error,
     find_invalid_result,
     make_empty_result,
     make_offload_error,
-    make_reset_error,
     make_spec,
     reset_checked,
 )
-from interlace.robots.envs.spec import ChunkResult, select_row, stack_observations
+from interlace.robots.envs.spec import ChunkResult, select_row
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, ArraySpec, Observation
 
@@ -65,7 +62,9 @@ class ChunkRunner:
         self.simulator.reset(mask, starts)
         if (count := self._settings.frame_stack) > 1:
             found = self.simulator.observe(mask)
-            old = self._frames or {name: self._stack_frames([array] * count) for name, array in found.items()}
+            old = self._frames or {
+                name: self.simulator.xp.concatenate([array] * count, axis=-1) for name, array in found.items()
+            }
             for _ in range(count):
                 old = {name: self._push_frame(old[name], array, mask) for name, array in found.items()}
             self._frames = old
@@ -128,9 +127,6 @@ class ChunkRunner:
         mask[list(rows)] = True
         return self.simulator.to_device(mask)
 
-    def _stack_frames(self, frames: Sequence[DeviceArray]) -> DeviceArray:
-        return self.simulator.xp.concatenate(frames, axis=-1)
-
     def _read_results(
         self, rows: Sequence[int], num_actions: int, columns: Sequence[Sequence[DeviceArray]], success: DeviceArray
     ) -> ChunkResult:
@@ -148,15 +144,14 @@ class ChunkRunner:
         return replace(result, observation=observation, failures=failures)
 
 
-class BatchedEnvs(VectorEnv):
+class BatchedEnvs(SlotEnvs):
     """Environments of batch simulators. Environment s is number s of the simulator of its episode's task."""
 
     def __init__(self, kind: type[BatchSimulator], settings: BatchSettings, num_envs: int) -> None:
         """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
-        self._kind, self._settings = kind, settings
-        self._slots: dict[int, EnvSlot] = {}
-        self._runners = {task: self._make_runner(task) for task in range(len(settings.tasks))}
+        self._kind, self._batch_settings = kind, settings
+        self._runners = self._make_runners()
         self._is_offloaded = False
         spec = make_spec([runner.simulator for runner in self._runners.values()], settings)
         self.spec = replace(
@@ -182,7 +177,7 @@ class BatchedEnvs(VectorEnv):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         starts = {}
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             check_task_id(int(task), self._settings)
@@ -191,44 +186,23 @@ class BatchedEnvs(VectorEnv):
             self._reset_task(task, {slot: start for slot, start in starts.items() if start.task == task})
         return self.observe(chosen)
 
-    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        chosen = choose_slots(slots, self.num_envs)
-        given = check_actions(actions, len(chosen), self.spec.action.size)
-        for slot in chosen:
-            if slot not in self._slots:
-                raise make_reset_error(slot)
-        self._check_present()
-        result = make_empty_result(*given.shape[:2])
-        bounds = self.spec.action
-        clipped = np.clip(given, bounds.low, bounds.high).astype(np.float32)
-        for task in sorted(self._runners):
-            self._step_task(task, chosen, clipped, result)
-        for place, slot in enumerate(chosen):
-            result.success[place] = self._slots[slot].success
-        failures = {place: broken for place, slot in enumerate(chosen) if (broken := self._slots[slot].broken)}
-        return replace(result, observation=self.observe(chosen), failures=failures)
-
-    def observe(self, slots: Sequence[int] | None = None) -> Observation:
-        """Returns the observations after each environment's last call."""
-        return stack_observations([self._slots[slot].observation for slot in choose_slots(slots, self.num_envs)])
-
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv. Raises UserError if the simulator cannot save them."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         self._save(chosen)
         return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         for slot, state in zip(chosen, states, strict=True):
             self._slots[slot] = pickle.loads(state)
         self._load(chosen)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        return [self._find_runner(slot).simulator.render(slot) for slot in choose_slots(slots, self.num_envs)]
+        return [self._find_runner(slot).simulator.render(slot) for slot in self._choose_slots(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         return np.stack([self._find_runner(slot).simulator.expert_actions(slot, count) for slot in chosen])
 
     def offload(self) -> None:
@@ -240,15 +214,19 @@ class BatchedEnvs(VectorEnv):
     def onload(self) -> None:
         if self._is_offloaded:
             self._is_offloaded = False
-            self._runners = {task: self._make_runner(task) for task in range(len(self._settings.tasks))}
+            self._runners = self._make_runners()
             self._load([*self._slots])
 
     def close(self) -> None:
         self._close_runners()
         self._slots.clear()
 
-    def _make_runner(self, task: int) -> ChunkRunner:
-        return ChunkRunner(self._kind(self._settings, self._settings.tasks[task], self.num_envs), self._settings)
+    def _make_runners(self) -> dict[int, ChunkRunner]:
+        settings = self._batch_settings
+        return {
+            task: ChunkRunner(self._kind(settings, name, self.num_envs), settings)
+            for task, name in enumerate(settings.tasks)
+        }
 
     def _close_runners(self) -> None:
         for runner in self._runners.values():
@@ -269,8 +247,15 @@ class BatchedEnvs(VectorEnv):
         for place, (slot, start) in enumerate(starts.items()):
             self._slots[slot] = EnvSlot(start=start, observation=select_row(observation, place))
 
+    def _step_slots(self, chosen: Sequence[int], actions: Array, result: ChunkResult) -> None:
+        self._check_present()
+        bounds = self.spec.action
+        clipped = np.clip(actions, bounds.low, bounds.high).astype(np.float32)
+        for task in sorted(self._runners):
+            self._step_task(task, chosen, clipped, result)
+
     def _step_task(self, task: int, chosen: Sequence[int], actions: FloatArray, result: ChunkResult) -> None:
-        """Steps the environments of a task whose episodes are not over. Writes their rows except the observation."""
+        """Steps the environments of a task whose episodes are not over."""
         places = [
             place
             for place, slot in enumerate(chosen)
