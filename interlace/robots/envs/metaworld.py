@@ -127,7 +127,9 @@ class MetaWorld(Simulator):
         self._size = self._mujoco.mj_stateSize(self._env.model, self._spec)
         base = import_required("metaworld.sawyer_xyz_env", family="metaworld", extra="robots").SawyerXYZEnv
         if kinds[task]._reset_hand is base._reset_hand:  # three tasks have another movement
-            self._env._reset_hand = _HandReset(self._env, self._env._reset_hand, self._read_physics, self._set_physics)
+            self._simulate_hand: Callable[[int], None] = self._env._reset_hand
+            self._kept_hands: OrderedDict[tuple[int | bytes, ...], NDArray[np.float64]] = OrderedDict()
+            self._env._reset_hand = self._reset_hand
         self._observation: NDArray[np.float64] = np.zeros(39)
         self._expert: Any = None
         self._renderers: dict[int, MujocoCamera] = {}
@@ -226,6 +228,27 @@ class MetaWorld(Simulator):
     def _set_physics(self, physics: NDArray[np.float64]) -> None:
         self._mujoco.mj_setState(self._env.model, self._env.data, physics, self._spec)
 
+    def _reset_hand(self, steps: int = 50) -> None:
+        """Moves the hand to its start, in place of the library's method, which simulates 50 actions twice in each reset
+        and takes most of its time.
+
+        Its result depends only on the physics, the bodies' positions and the hand's start, so all actions except the
+        last are simulated once for each of these. The last one computes the poses of this reset. steps: number of
+        actions.
+        """
+        inputs = (self._read_physics(), self._env.model.body_pos, np.asarray(self._env.hand_init_pos))
+        key = (steps, *(array.tobytes() for array in inputs))
+        kept = self._kept_hands.get(key)
+        if kept is None:
+            self._simulate_hand(steps - 1)
+            kept = self._kept_hands[key] = self._read_physics()
+            if len(self._kept_hands) > _KEPT_HANDS:
+                self._kept_hands.popitem(last=False)
+        else:
+            self._kept_hands.move_to_end(key)
+            self._set_physics(kept)
+        self._simulate_hand(1)
+
     def _draw_camera(self, side: int) -> NDArray[np.uint8]:
         if side not in self._renderers:
             self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
@@ -247,41 +270,6 @@ class MetaWorld(Simulator):
             for one in bad:
                 one.number = 0  # the simulator continues with another environment's state
             raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
-
-
-class _HandReset:
-    """The library's `_reset_hand`, which simulates 50 actions twice in each reset and takes most of its time.
-
-    Its result depends only on the physics, the bodies' positions and the hand's start, so all actions except the last
-    are simulated once for each of these. The last one is always simulated: it computes the poses of this reset.
-    """
-
-    def __init__(
-        self,
-        env: Any,
-        simulate: Callable[[int], None],
-        read: Callable[[], NDArray[np.float64]],
-        restore: Callable[[NDArray[np.float64]], None],
-    ) -> None:
-        """simulate: the library's method. read, restore: get and set the state of the physics."""
-        self._env, self._simulate, self._read, self._restore = env, simulate, read, restore
-        self._kept: OrderedDict[tuple[int | bytes, ...], NDArray[np.float64]] = OrderedDict()
-
-    def __call__(self, steps: int = 50) -> None:
-        """Moves the hand to its start. steps: number of actions."""
-        env = self._env
-        inputs = (self._read(), env.model.body_pos, np.asarray(env.hand_init_pos))
-        key = (steps, *(array.tobytes() for array in inputs))
-        kept = self._kept.get(key)
-        if kept is None:
-            self._simulate(steps - 1)
-            kept = self._kept[key] = self._read()
-            if len(self._kept) > _KEPT_HANDS:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(key)
-            self._restore(kept)
-        self._simulate(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ class EnsembleModelConfig(EnsembleConfig, WorldModelConfig):
 
 
 class EnsembleModel(WorldModel):
-    """The ensemble. States and chunks are scaled by the spread of the data of the first fit. A state of the model is
-    the state vector.
-    """
+    """The ensemble. A state of the model is the state vector. The data of the first fit scales states and chunks."""
 
     array = STATE
     config: EnsembleModelConfig
