@@ -5,9 +5,10 @@ Shapes: B = environments of a simulator, n = environments of a call, K = actions
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +31,8 @@ from interlace.robots.envs.spec import ChunkResult, select_row
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, ArraySpec, Observation
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _SavedRow:
-    """State of one environment."""
-
-    state: object
-    """Result of BatchSimulator.save()."""
-    frames: Observation
-    """Stacked observations without [B]; empty if observations are not stacked."""
+SavedRow: TypeAlias = tuple[object, Observation]
+"""Result of BatchSimulator.save() for an environment, and its stacked observations; empty if they are not stacked."""
 
 
 class ChunkRunner:
@@ -101,23 +95,20 @@ class ChunkRunner:
         found = self._frames or self.simulator.observe(self._make_mask(rows))
         return {name: self.simulator.to_host(array)[list(rows)] for name, array in found.items()}
 
-    def save(self, rows: Sequence[int]) -> list[_SavedRow]:
+    def save(self, rows: Sequence[int]) -> list[SavedRow]:
         """Returns whole states. Raises UserError if the simulator cannot save them."""
         states, frames = self.simulator.save(rows), self.observe(rows) if self._frames else {}
-        return [
-            _SavedRow(state=state, frames={name: array[place] for name, array in frames.items()})
-            for place, state in enumerate(states)
-        ]
+        return [(state, select_row(frames, place)) for place, state in enumerate(states)]
 
-    def load(self, saved: Mapping[int, _SavedRow]) -> None:
+    def load(self, saved: Mapping[int, SavedRow]) -> None:
         """Restores states by the number of the environment."""
-        self.simulator.load({row: one.state for row, one in saved.items()})
+        self.simulator.load({row: state for row, (state, _) in saved.items()})
         if self._settings.frame_stack > 1:
             mask, frames = self._make_mask([*saved]), {}
-            for name, one in next(iter(saved.values())).frames.items():
+            for name, one in next(iter(saved.values()))[1].items():
                 given = np.zeros((self.simulator.num_envs, *one.shape), one.dtype)
-                for row, found in saved.items():
-                    given[row] = found.frames[name]
+                for row, (_, found) in saved.items():
+                    given[row] = found[name]
                 loaded = self.simulator.to_device(given)
                 frames[name] = _select(self.simulator.xp, mask, loaded, self._frames.get(name, loaded))
             self._frames = frames
@@ -299,11 +290,7 @@ class BatchedEnvs(SlotEnvs):
                 runner.load(saved)
 
 
-def _add_step(
-    xp: ModuleType,
-    end_on_success: bool,
-    *arrays: DeviceArray,
-) -> tuple[DeviceArray, ...]:
+def _add_step(xp: ModuleType, end_on_success: bool, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
     """Adds a simulator step to an action; all arrays are [B].
 
     arrays: environments that run, then reward, terminated, truncated and success of the action so far, then the same

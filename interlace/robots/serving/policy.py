@@ -28,10 +28,8 @@ PICTURE_UNITS = "RGB, 0 to 255"
 class ServedPolicy(Protocol):
     """Policy of a server. Robots call it concurrently."""
 
-    @property
-    def schema(self) -> PolicySchema:
-        """Inputs and outputs."""
-        ...
+    schema: PolicySchema
+    """Inputs and outputs."""
 
     async def act(self, request: ActRequest) -> FloatArray:
         """Returns a chunk [K, A] in the robot's units, which begins with the committed actions of the request."""

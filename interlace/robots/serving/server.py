@@ -87,7 +87,7 @@ class InterventionRecorder:
         """Raises UserError if the folder contains files, or pyarrow is missing."""
         self._writer = LeRobotWriter(folder, fps=fps, robot_type=robot_type)
         self._lock = threading.Lock()
-        self.num_episodes = self.num_steps = 0
+        self.num_episodes = 0
 
     def add(self, given: Intervention) -> int:
         """Adds an intervention, and returns the number of episodes. May be called from several threads.
@@ -107,7 +107,6 @@ class InterventionRecorder:
             self._writer.add(episode)
             self._writer.finish()
             self.num_episodes += 1
-            self.num_steps += len(episode)
             return self.num_episodes
 
 
@@ -129,7 +128,8 @@ class PolicyServer:
         self.api_key = api_key or f"robot-{secrets.token_urlsafe(24)}"
         self.stats = ServerStats()
         schema = policy.schema
-        self._limits = _complete_limits(limits or SafetyLimits(), schema)
+        given = limits or SafetyLimits()
+        self._limits = given.model_copy(update={"low": given.low or schema.low, "high": given.high or schema.high})
         self._limits.check_size(schema.size)
         self.schema: PolicySchema = schema.model_copy(
             update={"applied_limits": limits and self._limits, "records_interventions": recorder is not None}
@@ -264,11 +264,6 @@ class PolicyServer:
 
         del request
         return web.Response(text="OK\n")
-
-
-def _complete_limits(limits: SafetyLimits, schema: PolicySchema) -> SafetyLimits:
-    """Returns the limits with the bounds of the policy's actions, if they set none."""
-    return limits.model_copy(update={"low": limits.low or schema.low, "high": limits.high or schema.high})
 
 
 def _read_key(request: "web.Request") -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from interlace.core.types import FloatArray
 from interlace.robots.envs.load import create_envs
+from interlace.robots.envs.spec import select_row
 from interlace.robots.serving.control import Tick
 from interlace.rollouts.envs.spec import EnvSpec, Observation
 
@@ -27,14 +28,14 @@ class SimulatedRobot:
     def reset(self, init_state: int, task: int = 0) -> None:
         """Starts an episode."""
         found = self._envs.reset(seeds=[0], task_ids=[task], init_state_ids=[init_state])
-        self._observed = _first(found)
+        self._observed = select_row(found, 0)
 
     def observe(self) -> Observation:
         return self._observed
 
     def act(self, action: FloatArray) -> Tick:
         done = self._envs.chunk_step(action[None, None])
-        self._observed = _first(done.observation)
+        self._observed = select_row(done.observation, 0)
         return Tick(
             ended=bool(done.ended[0]),
             terminated=bool(done.terminated.any()),
@@ -55,7 +56,3 @@ class SimulatedRobot:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _first(observation: Observation) -> Observation:
-    return {name: array[0] for name, array in observation.items()}

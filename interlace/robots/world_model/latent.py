@@ -261,20 +261,17 @@ class LatentModel(WorldModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sequences:
-    """Consecutive transitions."""
+    """Consecutive transitions, [B, L] each unless another shape is given."""
 
     pictures: Tensor
     """[B, L, 3, S, S] before the chunks, 0 to 1."""
     chunks: Tensor
     """[B, L, C]."""
     firsts: Tensor
-    """[B, L] 1 if the state of the model starts from zero: at the first chunk of an episode or of a sequence."""
+    """1 if the state of the model starts from zero: at the first chunk of an episode or of a sequence."""
     rewards: Tensor
-    """[B, L]."""
     successes: Tensor
-    """[B, L]."""
     ends: Tensor
-    """[B, L]."""
 
 
 def _make_layer(given: int, width: int) -> nn.Module:
