@@ -28,10 +28,12 @@ from interlace.data.starts import HELDOUT_FROM
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
+from interlace.robots.envs.load import EnvConfig
 from interlace.robots.episodes.robot import RobotConfig
-from interlace.robots.serving.control import ControlReport, ControlSettings
+from interlace.robots.serving.client import PolicyClient
+from interlace.robots.serving.control import ControlLoop, ControlReport, ControlSettings
 from interlace.robots.serving.limits import SafetyLimits
-from interlace.robots.serving.simulated import RobotProcess
+from interlace.robots.serving.simulated import SimulatedRobot
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 
@@ -87,26 +89,33 @@ def serve_policy(head: str, folder: Path, warmup_steps: int | None) -> Iterator[
         yield server
 
 
+def run_robot(
+    url: str, api_key: str, env: EnvConfig, episodes: int, delay_s: float, control: ControlSettings
+) -> list[ControlReport]:
+    """Stands for a robot, in its own process."""
+    found = []
+    with (
+        SimulatedRobot(env.family, env.settings) as robot,
+        PolicyClient(url, api_key, delay_s=delay_s) as client,
+    ):
+        client.schema.check_robot(robot.spec)
+        for start in range(HELDOUT_FROM, HELDOUT_FROM + episodes):
+            robot.reset(start)
+            found.append(ControlLoop(client, robot, control).run(max_ticks=robot.spec.horizon))
+    return found
+
+
 def measure(head: str, server: interlace.Server, delays_ms: Sequence[float], episodes: int) -> list[Case]:
     """Runs the episodes of each delay and mode in a process that stands for the robot."""
     episode = load_recipe(HEADS[head][0]).episode
     assert isinstance(episode, RobotConfig)
-    horizon = int(str(episode.env.settings["horizon"]))
     found = []
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         for delay_ms in delays_ms:
             for mode in MODES:
-                robot = RobotProcess(
-                    url=server.url,
-                    api_key=server.api_key,
-                    family=episode.env.family,
-                    settings=episode.env.settings,
-                    starts=tuple(range(HELDOUT_FROM, HELDOUT_FROM + episodes)),
-                    max_ticks=horizon,
-                    delay_s=delay_ms / 1000,
-                    control=ControlSettings(mode=mode, limits=SafetyLimits(safe_action="zero")),
-                )
-                found.append(summarize(head, delay_ms, mode, process.submit(robot.run).result()))
+                control = ControlSettings(mode=mode, limits=SafetyLimits(safe_action="zero"))
+                work = (server.url, server.api_key, episode.env, episodes, delay_ms / 1000, control)
+                found.append(summarize(head, delay_ms, mode, process.submit(run_robot, *work).result()))
                 print(json.dumps(asdict(found[-1])), flush=True)
     return found
 

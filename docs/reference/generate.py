@@ -36,7 +36,7 @@ from interlace.engines.rollout.config import EngineConfig
 from interlace.forecast.plan import PlanSettings
 from interlace.robots import envs
 from interlace.robots.envs.base import TaskSimulator
-from interlace.robots.serving.settings import ServingSettings
+from interlace.robots.serving.limits import ServingSettings
 from interlace.rollouts.config import FOLDERS, EpisodeConfig, EpisodeKind, OwnEpisodeConfig
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.metric_names import METRICS

@@ -129,8 +129,9 @@ class StartSource(Config):
     """Distinct starts to train on, over all tasks."""
     heldout_size: int = Field(default=64, ge=0)
     """Distinct starts to evaluate on, over all tasks; no start is in both splits."""
-    seed: int = Field(default=0, ge=0, lt=800)
-    """Selects the states. It is not the run's seed, so that runs are compared on the same held-out starts."""
+    seed: int = Field(default=0, ge=0, lt=700)
+    """Selects the states. It is not the run's seed, so that runs are compared on the same held-out starts. From 700 on,
+    the states would be those of demonstrations."""
     imagined_per_start: int = Field(default=0, ge=0)
     """Imagined episodes to train on for each start in the real simulator (episode.imagined)."""
 

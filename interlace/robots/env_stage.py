@@ -52,13 +52,11 @@ class EnvInstance:
         cluster.watchdog.on_stall(self.flush)
 
     async def spec(self) -> EnvSpec:
-        """Waits for the environments; see EnvServer."""
         if self._spec is None:
             self._spec = await self._group.spec()
         return self._spec
 
     async def do(self, job: SlotJob) -> object:
-        """Runs a job with its granule; see EnvServer."""
         self._leased.add(job.slot)
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._jobs.append((job, future))

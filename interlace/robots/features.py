@@ -1,13 +1,13 @@
 """Features: the numbers of a simulator's state vector that the policy sees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from interlace.core.config import Config
-from interlace.core.types import BoolArray, FloatArray
+from interlace.core.types import FloatArray
 
 
 class Feature(Config):
@@ -42,11 +42,10 @@ class StateFeatures:
         self._is_plain = not features
         self._of = np.array([place for one in features for place in one.of], np.intp)
         self._minus = np.array([place for one in features for place in one.minus or one.of], np.intp)
-        has_minus = _spread_numbers(features, lambda one: [float(bool(one.minus))])
-        self._minus_weight: FloatArray = np.array(has_minus, np.float32)
-        self._center: FloatArray = np.array(_spread_numbers(features, lambda one: one.center or [0.0]), np.float32)
-        self._scale: FloatArray = np.array(_spread_numbers(features, lambda one: one.scale), np.float32)
-        self._squashed: BoolArray = np.array(_spread_numbers(features, lambda one: [float(one.squash)]), np.bool_)
+        self._minus_weight = _spread_numbers((one, (float(bool(one.minus)),)) for one in features)
+        self._center = _spread_numbers((one, one.center or (0.0,)) for one in features)
+        self._scale = _spread_numbers((one, one.scale) for one in features)
+        self._squashed = _spread_numbers((one, (float(one.squash),)) for one in features) > 0
 
     def of(self, state: FloatArray) -> FloatArray:
         """Returns the features [F] of a state [D]."""
@@ -59,10 +58,7 @@ class StateFeatures:
         return np.where(self._squashed, np.tanh(values), np.minimum(np.maximum(values, -1), 1))
 
 
-def _spread_numbers(features: Sequence[Feature], numbers: Callable[[Feature], Sequence[float]]) -> list[float]:
-    """Returns one number per index: a feature's numbers, or its single number repeated."""
-    found: list[float] = []
-    for one in features:
-        own = list(numbers(one))
-        found += own if len(own) == len(one.of) else own * len(one.of)
-    return found
+def _spread_numbers(of_features: Iterable[tuple[Feature, Sequence[float]]]) -> FloatArray:
+    """Returns one number per index: the numbers of a feature, or its single number repeated."""
+    spread = [np.broadcast_to(np.asarray(numbers, np.float32), len(one.of)) for one, numbers in of_features]
+    return np.concatenate(spread) if spread else np.zeros(0, np.float32)

@@ -146,8 +146,7 @@ def _open_world_model(recipe: Recipe, folder: Path, newest: Path | None, groups:
         settings=recipe.world_model,
         folder=published,
         decode=decode,
-        low=tuple(low.tolist()),
-        high=tuple(high.tolist()),
+        bounds=(tuple(low.tolist()), tuple(high.tolist())),
     )
 
 

@@ -18,11 +18,10 @@ from interlace.models.action_tokens import ActionTokens
 from interlace.models.loading import load_tokenizer
 from interlace.robots.envs.fleet import read_spec
 from interlace.robots.episodes.robot import RobotConfig, policy_actions
-from interlace.robots.serving.policy import Describe, ServedPolicy, TurnPolicy, describe_turns
-from interlace.robots.serving.recording import InterventionRecorder
+from interlace.robots.serving.limits import ServingSettings
+from interlace.robots.serving.policy import ServedPolicy, TurnPolicy, describe_turns
 from interlace.robots.serving.schema import ActRequest, PolicySchema
-from interlace.robots.serving.server import PolicyServer
-from interlace.robots.serving.settings import ServingSettings
+from interlace.robots.serving.server import InterventionRecorder, PolicyServer
 from interlace.run.clusters.base import run_on
 from interlace.run.host import policy_actions_of, sampling_of
 from interlace.run.launch_services import launch_engines
@@ -69,9 +68,8 @@ def serve_policy(
         return
     config, actions = _check_recipe(source), policy_actions(policy_actions_of(source))
     starts = source.task.starts
-    about = Describe(name=source.model.path, control_hz=options.settings.control_hz)
-    spec = read_spec(config.env)
-    schema = describe_turns(about, config, spec, actions, starts.instructions if starts else ())
+    instructions, hz = starts.instructions if starts else (), options.settings.control_hz
+    schema = describe_turns(source.model.path, config, read_spec(config.env), actions, instructions, hz)
     if options.settings.limits is not None:
         options.settings.limits.check_size(schema.size)
 
@@ -104,8 +102,7 @@ async def _serve_folder(
 ) -> None:
     from interlace.robots.serving.published import PublishedPolicy
 
-    about = Describe(name=str(folder), control_hz=options.settings.control_hz)
-    policy = PublishedPolicy(folder, about, samples=options.settings.sample)
+    policy = PublishedPolicy(folder, options.settings.control_hz, samples=options.settings.sample)
     try:
         await _listen(policy, options, recorder, on_ready, stop)
     finally:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from interlace.robots.models.flow_vla import FlowVLA, Sensed
-from interlace.robots.models.lerobot_folder import read_folder
+from interlace.robots.models.flow_vla import Sensed, load_flow_vla
 
 FOLDER = os.environ.get("INTERLACE_LEROBOT_FIXTURES", "")
 pytestmark = pytest.mark.skipif(
@@ -19,9 +18,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
 def test_a_chunk_is_lerobot_s(kind: str) -> None:
     folder = Path(FOLDER) / kind
-    from safetensors.torch import load_file
-
-    network = FlowVLA(read_folder(folder), load_file(folder / "model.safetensors"), folder / "vlm").eval()
+    network = load_flow_vla(folder).eval()
     with np.load(folder / "computed.npz") as stored:
         given = {name: torch.from_numpy(stored[name]) for name in stored}
     sensed = Sensed(

@@ -3,8 +3,10 @@
 T = steps of an episode, A = numbers of an action.
 """
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -45,6 +47,41 @@ class RecordedEpisode:
     def observation(self, step: int) -> Observation:
         """Returns the arrays before a step."""
         return {name: array[step] for name, array in self.observations.items()}
+
+
+class EpisodeReader(ABC):
+    """Recorded episodes of one data set. Checks the data set when it is opened, and each episode when it is read."""
+
+    path: Path
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of one step, by the names of a LeRobotDataset's columns."""
+
+    @property
+    @abstractmethod
+    def cameras(self) -> Sequence[str]:
+        """Names of all cameras."""
+
+    def episodes(self, *, cameras: Sequence[str] | None = ()) -> Iterator[RecordedEpisode]:
+        """Yields all episodes in order.
+
+        cameras: names of the cameras whose pictures are read; None for all. Raises UserError for an unknown camera, and
+        for an episode with missing frames.
+        """
+        known = self.cameras
+        wanted = known if cameras is None else cameras
+        if unknown := [name for name in wanted if name not in known]:
+            raise UserError(
+                f"{self.path} has no camera {unknown[0]!r}; its cameras are {', '.join(known) or 'none'}. Take one of "
+                "them, or a policy without pictures."
+            )
+        yield from self._read_episodes(wanted)
+
+    @abstractmethod
+    def _read_episodes(self, cameras: Sequence[str]) -> Iterator[RecordedEpisode]:
+        """Yields all episodes in order, with the pictures of some cameras."""
 
 
 def with_reward(episode: RecordedEpisode, reward: str) -> RecordedEpisode:

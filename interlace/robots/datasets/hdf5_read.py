@@ -6,7 +6,7 @@ https://robomimic.github.io/docs/datasets/overview.html. Needs h5py (extra `hdf5
 
 import importlib
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.robots.datasets import layout
-from interlace.robots.datasets.episodes import STATE, RecordedEpisode
+from interlace.robots.datasets.episodes import STATE, EpisodeReader, RecordedEpisode
 from interlace.rollouts.envs.spec import Array
 
 MINARI_FILE, MINARI_METADATA = "data/main_data.hdf5", "data/metadata.json"
@@ -25,8 +25,8 @@ LIBERO_STATE = ("ee_pos", "ee_ori", "gripper_states")
 LIBERO_CAMERAS = {"agentview_rgb": "image", "eye_in_hand_rgb": "wrist_image"}
 
 
-class Hdf5Reader(ABC):
-    """Episodes of one HDF5 file. Checks the file when it is opened, and each episode when it is read."""
+class Hdf5Reader(EpisodeReader):
+    """Episodes of one HDF5 file."""
 
     def __init__(self, path: Path) -> None:
         """path: of the HDF5 file. Raises UserError if h5py is missing, or the file has no episode or is damaged."""
@@ -34,7 +34,7 @@ class Hdf5Reader(ABC):
             self._h5py: Any = importlib.import_module("h5py")
         except ImportError as error:
             raise UserError(f"{path} needs h5py: pip install 'interlace[hdf5]'.") from error
-        self._path = path
+        self.path = path
         try:
             with self._h5py.File(path) as file:
                 self._names = sorted(self._episodes(file), key=lambda name: int(name.rpartition("_")[2]))
@@ -51,29 +51,20 @@ class Hdf5Reader(ABC):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of one step, by the columns of a LeRobotDataset that have the same content."""
         first = self._first
         found = {layout.column_of(name): array.shape[1:] for name, array in first.observations.items()}
         found[layout.ACTION] = first.actions.shape[1:]
         given = {layout.REWARD: first.rewards, layout.DONE: first.terminated, layout.SUCCESS: first.success}
         return found | {column: (1,) for column, value in given.items() if value is not None}
 
-    def episodes(self, *, cameras: Sequence[str] | None = ()) -> Iterator[RecordedEpisode]:
-        """Yields all episodes in order of their numbers.
+    @property
+    def cameras(self) -> Sequence[str]:
+        return [name for name in self._first.observations if name != STATE]
 
-        cameras: names of the cameras whose pictures are kept; None for all. Raises UserError for an unknown camera, and
-        for an episode whose arrays have different lengths.
-        """
-        known = [name for name in self._first.observations if name != STATE]
-        wanted = known if cameras is None else list(cameras)
-        if unknown := [name for name in wanted if name not in known]:
-            raise UserError(
-                f"{self._path} has no camera {unknown[0]!r}; its cameras are {', '.join(known) or 'none'}. Take one of "
-                "them, or a policy without pictures."
-            )
-        with self._h5py.File(self._path) as file:
+    def _read_episodes(self, cameras: Sequence[str]) -> Iterator[RecordedEpisode]:
+        with self._h5py.File(self.path) as file:
             for name in self._names:
-                yield self._read(file, name, wanted)
+                yield self._read(file, name, cameras)
 
     @abstractmethod
     def _episodes(self, file: Any) -> list[str]:
@@ -91,7 +82,7 @@ class Hdf5Reader(ABC):
         for key, array in arrays.items():
             if len(array) != size:
                 raise UserError(
-                    f"{self._path}: {name} has {size} actions, and {len(array)} entries of {key}: frames are missing. "
+                    f"{self.path}: {name} has {size} actions, and {len(array)} entries of {key}: frames are missing. "
                     "Copy the data set again."
                 )
 
@@ -116,16 +107,16 @@ class MinariReader(Hdf5Reader):
         told = self._metadata.get("total_episodes"), self._metadata.get("total_steps")
         if found != told:
             raise UserError(
-                f"{self._path} has {found[0]} episodes with {found[1]} steps, and {MINARI_METADATA} counts {told[0]} "
+                f"{self.path} has {found[0]} episodes with {found[1]} steps, and {MINARI_METADATA} counts {told[0]} "
                 f"and {told[1]}. Copy the data set again."
             )
 
     def _read(self, file: Any, name: str, cameras: Sequence[str] | None = None) -> RecordedEpisode:
         del cameras  # pictures are not read
         group = file[name]
-        actions = _vectors(group["actions"], f"{self._path}: the actions of {name}")
+        actions = _vectors(group["actions"], f"{self.path}: the actions of {name}")
         size = len(actions)
-        state = _vectors(group["observations"], f"{self._path}: the observations of {name}")
+        state = _vectors(group["observations"], f"{self.path}: the observations of {name}")
         arrays = {key: np.asarray(group[key]) for key in ("rewards", "terminations", "truncations")}
         self._check_lengths(name, arrays | {"observations, without the last one,": state[:-1]}, size)
         info = group.get("infos", {})
@@ -151,20 +142,20 @@ class RobomimicReader(Hdf5Reader):
         found = sum(len(file["data"][name]["actions"]) for name in self._names)
         if told is not None and int(told) != found:
             raise UserError(
-                f"{self._path} has {found} steps, and its attribute `total` counts {int(told)}: frames are missing. "
+                f"{self.path} has {found} steps, and its attribute `total` counts {int(told)}: frames are missing. "
                 "Copy the data set again."
             )
 
     def _read(self, file: Any, name: str, cameras: Sequence[str] | None = None) -> RecordedEpisode:
         data = file["data"]
         group, problem = data[name], json.loads(data.attrs.get("problem_info", "{}"))
-        actions = _vectors(group["actions"], f"{self._path}: the actions of {name}")
+        actions = _vectors(group["actions"], f"{self.path}: the actions of {name}")
         seen = {key: group["obs"][key] for key in sorted(group["obs"])} if "obs" in group else {}
         is_libero = all(key in seen for key in LIBERO_STATE)
         parts = LIBERO_STATE if is_libero else [key for key, each in seen.items() if each.ndim <= 2]
         observations: dict[str, Array] = {}
         if parts:
-            vectors = {key: _vectors(seen[key], f"{self._path}: {key} of {name}") for key in parts}
+            vectors = {key: _vectors(seen[key], f"{self.path}: {key} of {name}") for key in parts}
             self._check_lengths(name, vectors, len(actions))
             observations[STATE] = np.concatenate([*vectors.values()], 1)
         pictures = {LIBERO_CAMERAS.get(key, key): each for key, each in seen.items() if each.ndim == 4}

@@ -28,6 +28,8 @@ VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FILES_PER_CHUNK, DATA_MIB, VIDEO_MIB = 1000, 100, 200
 """Files of a folder, and sizes at which a new file begins, in MiB."""
 ACTION, SHOWN, REWARD, DONE, SUCCESS = "action", "action.expert", "next.reward", "next.done", "next.success"
+TRUNCATED = "next.truncated"
+"""Column of LeRobot's recordings, in which `next.done` is true at a time limit too."""
 STATE_COLUMN, CAMERAS, SINGLE_CAMERA = "observation.state", "observation.images.", "observation.image"
 COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 COUNTERS |= {"task_index": "int64"}

@@ -11,7 +11,7 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.robots.datasets import layout
-from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.episodes import EpisodeReader, RecordedEpisode
 from interlace.robots.datasets.layout import Info
 from interlace.robots.datasets.video import read_video
 from interlace.rollouts.envs.spec import Array
@@ -20,12 +20,12 @@ TOLERANCE_S = 1e-3
 """Largest difference of a frame's time from its number divided by the frame rate."""
 
 
-class LeRobotReader:
-    """Episodes of a data set. Checks its tables when it is opened, and each episode when it is read."""
+class LeRobotReader(EpisodeReader):
+    """Episodes of a LeRobotDataset."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError if files are missing, of another version, or contradict each other."""
-        self._folder = folder
+        self.path = folder
         layout.import_pyarrow(folder)
         self.info = _read_info(folder)
         self._tasks = self._read_tasks()
@@ -39,24 +39,16 @@ class LeRobotReader:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of one step, by column."""
         return {name: feature.shape for name, feature in self.info.features.items()}
 
-    def episodes(self, *, cameras: Sequence[str] | None = ()) -> Iterator[RecordedEpisode]:
-        """Yields all episodes in order.
+    @property
+    def cameras(self) -> Sequence[str]:
+        return [*layout.camera_columns(self.info.features)]
 
-        cameras: names of the cameras whose pictures are read; None for all. Raises UserError for an unknown camera, and
-        for an episode with missing frames or another frame rate.
-        """
-        known = layout.camera_columns(self.info.features)
-        wanted = [*known] if cameras is None else list(cameras)
-        if unknown := [name for name in wanted if name not in known]:
-            raise UserError(
-                f"{self._folder} has no camera {unknown[0]!r}; its cameras are {', '.join(known) or 'none'}. Take one "
-                "of them, or a policy without pictures."
-            )
+    def _read_episodes(self, cameras: Sequence[str]) -> Iterator[RecordedEpisode]:
+        columns = layout.camera_columns(self.info.features)
         for row in self._episodes:
-            yield self._read_episode(row, {name: known[name] for name in wanted})
+            yield self._read_episode(row, {name: columns[name] for name in cameras})
 
     def _read_episode(self, row: Mapping[str, Any], cameras: Mapping[str, str]) -> RecordedEpisode:
         """Reads an episode. cameras: columns of pictures, by the name of the camera."""
@@ -76,7 +68,9 @@ class LeRobotReader:
             observations[camera] = self._read_pictures(column, row, part)
         if layout.ACTION not in columns:
             raise UserError(f"{path} has no column {layout.ACTION!r}, which a demonstration needs.")
-        success = columns.get(layout.SUCCESS)
+        done, success = columns.get(layout.DONE), columns.get(layout.SUCCESS)
+        if done is not None:
+            done = np.asarray(done, np.bool_) & ~np.asarray(columns.get(layout.TRUNCATED, False), np.bool_)
         task = self._tasks.get(int(columns["task_index"][0]), "") if "task_index" in columns else ""
         return RecordedEpisode(
             instruction=task or next(iter(row.get("tasks") or ()), ""),
@@ -84,7 +78,7 @@ class LeRobotReader:
             actions=_rows_of(columns[layout.ACTION]),
             shown=_rows_of(columns[layout.SHOWN]) if layout.SHOWN in columns else None,
             rewards=np.asarray(columns[layout.REWARD], np.float32) if layout.REWARD in columns else None,
-            terminated=np.asarray(columns[layout.DONE], np.bool_) if layout.DONE in columns else None,
+            terminated=done,
             success=None if success is None else bool(success.any()),
         )
 
@@ -97,7 +91,7 @@ class LeRobotReader:
                 [np.asarray(Image.open(io.BytesIO(each["bytes"])).convert("RGB")) for each in part[column].to_pylist()]
             )
         if self.info.video_path is None:
-            raise UserError(f"{self._folder}: {column} is a video, and meta/info.json has no video_path.")
+            raise UserError(f"{self.path}: {column} is a video, and meta/info.json has no video_path.")
         path = self._format_path(self.info.video_path, row, f"videos/{column}", video_key=column)
         found = read_video(path, float(row[f"videos/{column}/from_timestamp"]), len(part), self.info.fps)
         if len(found) != len(part):
@@ -126,7 +120,7 @@ class LeRobotReader:
         told = (self.info.total_episodes, self.info.total_frames)
         if (len(self._episodes), frames) != told:
             raise UserError(
-                f"{self._folder} has {len(self._episodes)} episodes with {frames} frames in its table of episodes, and "
+                f"{self.path} has {len(self._episodes)} episodes with {frames} frames in its table of episodes, and "
                 f"meta/info.json counts {told[0]} and {told[1]}. Copy the data set again."
             )
 
@@ -136,13 +130,13 @@ class LeRobotReader:
 
     def _read_tasks(self) -> dict[int, str]:
         """Returns the instructions by index. The column of the instruction has the name of an index, which differs."""
-        path = self._folder / layout.TASKS
+        path = self.path / layout.TASKS
         rows = self._read_rows(path) if path.is_file() else []
         return {int(row["task_index"]): next(value for value in row.values() if isinstance(value, str)) for row in rows}
 
     def _format_path(self, pattern: str, row: Mapping[str, Any], prefix: str, **names: str) -> Path:
         places = {key: int(row[f"{prefix}/{key}"]) for key in ("chunk_index", "file_index")}
-        return self._folder / pattern.format(**places, **names)
+        return self.path / pattern.format(**places, **names)
 
     def _read_rows(self, path: Path) -> list[dict[str, Any]]:
         table = self._read_table(path)

@@ -1,27 +1,12 @@
 """Opens a data set of recorded episodes by its layout."""
 
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from interlace.core.errors import UserError
-from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.episodes import EpisodeReader
 from interlace.robots.datasets.hdf5_read import MINARI_FILE, MinariReader, RobomimicReader
 from interlace.robots.datasets.layout import INFO, STATS
 from interlace.robots.datasets.lerobot_read import LeRobotReader
-
-
-class EpisodeReader(Protocol):
-    """Recorded episodes of one data set."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of one step, by the names of a LeRobotDataset's columns."""
-        ...
-
-    def episodes(self, *, cameras: Sequence[str] | None = ()) -> Iterator[RecordedEpisode]:
-        """Yields all episodes in order. cameras: whose pictures are read; None for all. Raises UserError."""
-        ...
 
 
 def open_dataset(path: Path) -> EpisodeReader:

@@ -121,7 +121,6 @@ class RetracedSimulator(Simulator):
     """
 
     def __init__(self, settings: Any, task: str) -> None:
-        """See Simulator."""
         super().__init__(settings, task)
         self.start = (0, 0)
         """Initial state and seed of the episode."""
@@ -137,21 +136,17 @@ class RetracedSimulator(Simulator):
         """Executes an action, [A]."""
 
     def reset(self, init_state: int, seed: int) -> None:
-        """Starts an episode and clears the recorded actions."""
         self.start, self.actions = (init_state, seed), []
         self.begin(init_state, seed)
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - nothing could be left out
-        """Executes an action and records it."""
         self.actions.append(np.array(action))
         return self.act(action)
 
     def save(self) -> object:
-        """Returns the start and the actions."""
         return self.start, list(self.actions)
 
     def load(self, state: object) -> None:
-        """Repeats the actions from the start."""
         saved: Any = state
         start, actions = saved
         self.reset(*start)

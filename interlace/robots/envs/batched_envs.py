@@ -5,43 +5,34 @@ Shapes: B = environments of a simulator, n = environments of a call, K = actions
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
-from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator, DeviceArray
 from interlace.robots.envs.slots import (
     EnvSlot,
-    check_actions,
+    SlotEnvs,
     check_task_id,
-    choose_slots,
     describe_error,
     find_invalid_result,
     make_empty_result,
     make_offload_error,
-    make_reset_error,
     make_spec,
     reset_checked,
 )
-from interlace.robots.envs.spec import ChunkResult, select_row, stack_observations
+from interlace.robots.envs.spec import ChunkResult, select_row
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, ArraySpec, Observation
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _SavedRow:
-    """State of one environment."""
-
-    state: object
-    """Result of BatchSimulator.save()."""
-    frames: Observation
-    """Stacked observations without [B]; empty if observations are not stacked."""
+SavedRow: TypeAlias = tuple[object, Observation]
+"""Result of BatchSimulator.save() for an environment, and its stacked observations; empty if they are not stacked."""
 
 
 class ChunkRunner:
@@ -65,7 +56,9 @@ class ChunkRunner:
         self.simulator.reset(mask, starts)
         if (count := self._settings.frame_stack) > 1:
             found = self.simulator.observe(mask)
-            old = self._frames or {name: self._stack_frames([array] * count) for name, array in found.items()}
+            old = self._frames or {
+                name: self.simulator.xp.concatenate([array] * count, axis=-1) for name, array in found.items()
+            }
             for _ in range(count):
                 old = {name: self._push_frame(old[name], array, mask) for name, array in found.items()}
             self._frames = old
@@ -102,23 +95,20 @@ class ChunkRunner:
         found = self._frames or self.simulator.observe(self._make_mask(rows))
         return {name: self.simulator.to_host(array)[list(rows)] for name, array in found.items()}
 
-    def save(self, rows: Sequence[int]) -> list[_SavedRow]:
+    def save(self, rows: Sequence[int]) -> list[SavedRow]:
         """Returns whole states. Raises UserError if the simulator cannot save them."""
         states, frames = self.simulator.save(rows), self.observe(rows) if self._frames else {}
-        return [
-            _SavedRow(state=state, frames={name: array[place] for name, array in frames.items()})
-            for place, state in enumerate(states)
-        ]
+        return [(state, select_row(frames, place)) for place, state in enumerate(states)]
 
-    def load(self, saved: Mapping[int, _SavedRow]) -> None:
+    def load(self, saved: Mapping[int, SavedRow]) -> None:
         """Restores states by the number of the environment."""
-        self.simulator.load({row: one.state for row, one in saved.items()})
+        self.simulator.load({row: state for row, (state, _) in saved.items()})
         if self._settings.frame_stack > 1:
             mask, frames = self._make_mask([*saved]), {}
-            for name, one in next(iter(saved.values())).frames.items():
+            for name, one in next(iter(saved.values()))[1].items():
                 given = np.zeros((self.simulator.num_envs, *one.shape), one.dtype)
-                for row, found in saved.items():
-                    given[row] = found.frames[name]
+                for row, (_, found) in saved.items():
+                    given[row] = found[name]
                 loaded = self.simulator.to_device(given)
                 frames[name] = _select(self.simulator.xp, mask, loaded, self._frames.get(name, loaded))
             self._frames = frames
@@ -127,9 +117,6 @@ class ChunkRunner:
         mask = np.zeros(self.simulator.num_envs, np.bool_)
         mask[list(rows)] = True
         return self.simulator.to_device(mask)
-
-    def _stack_frames(self, frames: Sequence[DeviceArray]) -> DeviceArray:
-        return self.simulator.xp.concatenate(frames, axis=-1)
 
     def _read_results(
         self, rows: Sequence[int], num_actions: int, columns: Sequence[Sequence[DeviceArray]], success: DeviceArray
@@ -148,15 +135,14 @@ class ChunkRunner:
         return replace(result, observation=observation, failures=failures)
 
 
-class BatchedEnvs(VectorEnv):
+class BatchedEnvs(SlotEnvs):
     """Environments of batch simulators. Environment s is number s of the simulator of its episode's task."""
 
     def __init__(self, kind: type[BatchSimulator], settings: BatchSettings, num_envs: int) -> None:
         """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
-        self._kind, self._settings = kind, settings
-        self._slots: dict[int, EnvSlot] = {}
-        self._runners = {task: self._make_runner(task) for task in range(len(settings.tasks))}
+        self._kind, self._batch_settings = kind, settings
+        self._runners = self._make_runners()
         self._is_offloaded = False
         spec = make_spec([runner.simulator for runner in self._runners.values()], settings)
         self.spec = replace(
@@ -182,8 +168,7 @@ class BatchedEnvs(VectorEnv):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        """Starts episodes, in one call for each task; see VectorEnv."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         starts = {}
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             check_task_id(int(task), self._settings)
@@ -192,48 +177,23 @@ class BatchedEnvs(VectorEnv):
             self._reset_task(task, {slot: start for slot, start in starts.items() if start.task == task})
         return self.observe(chosen)
 
-    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        """Executes a chunk in all its environments together; see VectorEnv."""
-        chosen = choose_slots(slots, self.num_envs)
-        given = check_actions(actions, len(chosen), self.spec.action.size)
-        for slot in chosen:
-            if slot not in self._slots:
-                raise make_reset_error(slot)
-        self._check_present()
-        result = make_empty_result(*given.shape[:2])
-        bounds = self.spec.action
-        clipped = np.clip(given, bounds.low, bounds.high).astype(np.float32)
-        for task in sorted(self._runners):
-            self._step_task(task, chosen, clipped, result)
-        for place, slot in enumerate(chosen):
-            result.success[place] = self._slots[slot].success
-        failures = {place: broken for place, slot in enumerate(chosen) if (broken := self._slots[slot].broken)}
-        return replace(result, observation=self.observe(chosen), failures=failures)
-
-    def observe(self, slots: Sequence[int] | None = None) -> Observation:
-        """Returns the observations after each environment's last call."""
-        return stack_observations([self._slots[slot].observation for slot in choose_slots(slots, self.num_envs)])
-
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
         """Returns whole states; see VectorEnv. Raises UserError if the simulator cannot save them."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         self._save(chosen)
         return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Restores states; see VectorEnv."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         for slot, state in zip(chosen, states, strict=True):
             self._slots[slot] = pickle.loads(state)
         self._load(chosen)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the current states; see VectorEnv."""
-        return [self._find_runner(slot).simulator.render(slot) for slot in choose_slots(slots, self.num_envs)]
+        return [self._find_runner(slot).simulator.render(slot) for slot in self._choose_slots(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
-        """Returns a scripted expert's next actions; see VectorEnv."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         return np.stack([self._find_runner(slot).simulator.expert_actions(slot, count) for slot in chosen])
 
     def offload(self) -> None:
@@ -243,19 +203,21 @@ class BatchedEnvs(VectorEnv):
         self._is_offloaded = True
 
     def onload(self) -> None:
-        """Creates the simulators again and continues from the states."""
         if self._is_offloaded:
             self._is_offloaded = False
-            self._runners = {task: self._make_runner(task) for task in range(len(self._settings.tasks))}
+            self._runners = self._make_runners()
             self._load([*self._slots])
 
     def close(self) -> None:
-        """Frees all resources."""
         self._close_runners()
         self._slots.clear()
 
-    def _make_runner(self, task: int) -> ChunkRunner:
-        return ChunkRunner(self._kind(self._settings, self._settings.tasks[task], self.num_envs), self._settings)
+    def _make_runners(self) -> dict[int, ChunkRunner]:
+        settings = self._batch_settings
+        return {
+            task: ChunkRunner(self._kind(settings, name, self.num_envs), settings)
+            for task, name in enumerate(settings.tasks)
+        }
 
     def _close_runners(self) -> None:
         for runner in self._runners.values():
@@ -276,8 +238,15 @@ class BatchedEnvs(VectorEnv):
         for place, (slot, start) in enumerate(starts.items()):
             self._slots[slot] = EnvSlot(start=start, observation=select_row(observation, place))
 
+    def _step_slots(self, chosen: Sequence[int], actions: Array, result: ChunkResult) -> None:
+        self._check_present()
+        bounds = self.spec.action
+        clipped = np.clip(actions, bounds.low, bounds.high).astype(np.float32)
+        for task in sorted(self._runners):
+            self._step_task(task, chosen, clipped, result)
+
     def _step_task(self, task: int, chosen: Sequence[int], actions: FloatArray, result: ChunkResult) -> None:
-        """Steps the environments of a task whose episodes are not over. Writes their rows except the observation."""
+        """Steps the environments of a task whose episodes are not over."""
         places = [
             place
             for place, slot in enumerate(chosen)
@@ -321,11 +290,7 @@ class BatchedEnvs(VectorEnv):
                 runner.load(saved)
 
 
-def _add_step(
-    xp: ModuleType,
-    end_on_success: bool,
-    *arrays: DeviceArray,
-) -> tuple[DeviceArray, ...]:
+def _add_step(xp: ModuleType, end_on_success: bool, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
     """Adds a simulator step to an action; all arrays are [B].
 
     arrays: environments that run, then reward, terminated, truncated and success of the action so far, then the same

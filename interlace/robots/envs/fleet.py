@@ -20,20 +20,12 @@ from interlace.rollouts.envs.spec import EnvSpec
 class EnvServer(Protocol):
     """Owner of environments: child processes (EnvPool), or an instance of a run's role `env` (EnvInstance)."""
 
-    @property
-    def num_envs(self) -> int:
-        """Number of environments; their slots are numbered from 0."""
-        ...
-
-    @property
-    def num_processes(self) -> int:
-        """Number of simulating processes; slot s is in process s modulo this number."""
-        ...
-
-    @property
-    def counts(self) -> EnvCounts:
-        """Current counts since the start. They may change, so that a caller copies them."""
-        ...
+    num_envs: int
+    """Number of environments; their slots are numbered from 0."""
+    num_processes: int
+    """Number of simulating processes; slot s is in process s modulo this number."""
+    counts: EnvCounts
+    """Current counts since the start. They may change, so that a caller copies them."""
 
     async def spec(self) -> EnvSpec:
         """Waits for the environments, and returns their shapes and tasks. Raises UserError."""

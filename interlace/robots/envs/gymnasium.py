@@ -87,7 +87,6 @@ class GymnasiumEnv(RetracedSimulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of `image`, `state` or both."""
         space, size = self._env.observation_space, self.settings.image_size
         if _is_picture(space):
             return {"image": ArraySpec(shape=tuple(space.shape), dtype="uint8")}
@@ -115,7 +114,6 @@ class GymnasiumEnv(RetracedSimulator):
         self._draw_frame()
 
     def act(self, action: Array) -> Step:
-        """Executes one step."""
         space = self._env.action_space
         if isinstance(space, self._spaces.Discrete):
             given: Any = int(action[0]) + int(space.start)
@@ -149,7 +147,6 @@ class GymnasiumEnv(RetracedSimulator):
         return super().save(), self._frames
 
     def load(self, state: object) -> None:
-        """Restores the attributes, or repeats the actions."""
         saved: Any = state
         determined, frames = saved
         if isinstance(determined, bytes):
@@ -170,7 +167,6 @@ class GymnasiumEnv(RetracedSimulator):
             raise UserError(f"gymnasium cannot draw {self.task!r} here: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Closes the environment."""
         self._env.close()
 
     def _make_environment(self) -> Any:

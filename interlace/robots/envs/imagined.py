@@ -72,7 +72,6 @@ class Imagined(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of the array that the model predicts: `state` or `image`."""
         return self._used.model.observation_spec
 
     @property
@@ -107,7 +106,6 @@ class Imagined(Simulator):
         )
 
     def observe(self) -> Observation:
-        """Returns the state vector or the picture."""
         return {self._used.model.array: self._used.model.decode(self._state[None])[0]}
 
     def save(self) -> object:
@@ -115,7 +113,6 @@ class Imagined(Simulator):
         return self._used.folder, self._state, list(self._waiting), self._num_chunks
 
     def load(self, state: object) -> None:
-        """Restores a result of save()."""
         saved: Any = state
         folder, self._state, waiting, self._num_chunks = saved
         self._used, self._waiting = self._open_model(folder), list(waiting)

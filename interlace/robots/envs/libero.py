@@ -89,18 +89,15 @@ class Libero(RetracedSimulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of the state, and of the cameras' images if image_size is above 0."""
         return {name: ArraySpec(shape=a.shape, dtype=str(a.dtype)) for name, a in self.observe().items()}
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Bounds of seven numbers."""
         ones = np.ones(7, np.float32)
         return ActionSpec(low=-ones, high=ones)
 
     @property
     def instruction(self) -> str:
-        """LIBERO's text of the task."""
         return self._instruction
 
     def begin(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
@@ -116,7 +113,6 @@ class Libero(RetracedSimulator):
             self._observed, *_ = self._env.step(_STILL)
 
     def act(self, action: Array) -> Step:
-        """Executes one step of the controller."""
         self._observed, *_ = self._env.step(np.asarray(action, np.float64))
         success = bool(self._env.check_success())
         return Step(reward=float(success), success=success)
@@ -139,7 +135,6 @@ class Libero(RetracedSimulator):
         return np.asarray(self.observe()["image"], np.uint8)
 
     def close(self) -> None:
-        """Frees the simulator."""
         self._env.close()
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.host_memory import available_bytes
-from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
+from interlace.core.plugins import concrete_subclass, find_class, load_object
 from interlace.robots.envs.base import Simulator, TaskSimulator, VectorEnv
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator
 from interlace.robots.envs.batched_envs import BatchedEnvs
@@ -45,11 +45,6 @@ class EnvConfig(Config):
         return self.model_copy(update={"num_envs": (self.num_envs + num_instances - 1 - instance) // num_instances})
 
 
-def env_family_names() -> list[str]:
-    """Lists the built-in families, sorted."""
-    return class_names(_load_package(), TaskSimulator)
-
-
 def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
     """Creates environments in this process.
 
@@ -57,8 +52,7 @@ def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> V
     UserError for an unknown name or setting, a missing library, or environments that do not fit into memory.
     """
     kind, parsed = find_family(family, settings)
-    if issubclass(kind, TaskSimulator):
-        _check_memory(family, kind, parsed, num_envs)
+    check_memory(EnvConfig(family=family, settings=dict(settings), num_envs=num_envs))
     if issubclass(kind, Simulator):
         return SimulatedEnvs(kind, parsed, num_envs)
     if issubclass(kind, BatchSimulator):
@@ -90,40 +84,30 @@ def simulators_bytes(config: EnvConfig) -> int:
     kind, settings = find_family(config.family, config.settings)
     if not issubclass(kind, TaskSimulator):
         return 0
-    return _num_simulators(kind, settings, config.num_envs, config.workers) * kind.memory_bytes
+    if issubclass(kind, BatchSimulator):  # a batch counts once for each environment
+        return len(settings.tasks) * config.num_envs * kind.memory_bytes
+    return (len(settings.tasks) * config.workers if _swaps(kind) else config.num_envs) * kind.memory_bytes
 
 
 def check_memory(config: EnvConfig) -> None:
     """Raises UserError if the simulators of all processes do not fit into the free memory."""
+    needed, there = simulators_bytes(config), available_bytes()
+    if needed <= there:
+        return
     kind, settings = find_family(config.family, config.settings)
-    if issubclass(kind, TaskSimulator):
-        _check_memory(config.family, kind, settings, config.num_envs, config.workers)
-
-
-def _num_simulators(kind: type[TaskSimulator], settings: EnvSettings, num_envs: int, workers: int) -> int:
-    """Returns the simulators of all processes; a batch counts once for each environment."""
-    if issubclass(kind, BatchSimulator):
-        return len(settings.tasks) * num_envs
-    return len(settings.tasks) * workers if _swaps(kind) else num_envs
+    assert issubclass(kind, TaskSimulator)  # others state no memory
+    fits = max(1, there // kind.memory_bytes)
+    less = f"env.num_envs to {fits} or less"
+    if _swaps(kind):
+        less = f"env.workers to {max(1, fits // len(settings.tasks))} or less, or give fewer tasks"
+    raise UserError(
+        f"{config.num_envs} environments of {config.family!r} in {config.workers} processes take about "
+        f"{needed >> 20} MiB, and {there >> 20} MiB are free; set {less}"
+    )
 
 
 def _swaps(kind: type[TaskSimulator]) -> bool:
     return issubclass(kind, Simulator) and kind.swaps
-
-
-def _check_memory(
-    family: str, kind: type[TaskSimulator], settings: EnvSettings, num_envs: int, workers: int = 1
-) -> None:
-    needed, there = _num_simulators(kind, settings, num_envs, workers) * kind.memory_bytes, available_bytes()
-    if needed > there:
-        fits = max(1, there // kind.memory_bytes)
-        less = f"env.num_envs to {fits} or less"
-        if _swaps(kind):
-            less = f"env.workers to {max(1, fits // len(settings.tasks))} or less, or give fewer tasks"
-        raise UserError(
-            f"{num_envs} environments of {family!r} in {workers} processes take about {needed >> 20} MiB, and "
-            f"{there >> 20} MiB are free; set {less}"
-        )
 
 
 def _load_package() -> ModuleType:

@@ -81,18 +81,15 @@ class ManiSkill(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of the state, and of the camera's image if image_size is above 0."""
         return {name: ArraySpec(shape=a.shape, dtype=str(a.dtype)) for name, a in self.observe().items()}
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Bounds of the control mode."""
         space = self._env.unwrapped.single_action_space
         return ActionSpec(low=np.asarray(space.low, np.float32), high=np.asarray(space.high, np.float32))
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task."""
         words = re.findall(r"[A-Z][a-z]*|\d+", self.task.rsplit("-v", 1)[0])
         return INSTRUCTIONS.get(self.task, " ".join(words).lower())
 
@@ -101,7 +98,6 @@ class ManiSkill(Simulator):
         self._observed, _ = self._env.reset(seed=init_state)
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - it has nothing that could be left out
-        """Executes one step of the controller."""
         self._observed, reward, _, _, info = self._env.step(np.asarray(action, np.float32))
         # ManiSkill's `terminated` means success or failure.
         return Step(
@@ -111,7 +107,6 @@ class ManiSkill(Simulator):
         )
 
     def observe(self) -> Observation:
-        """Returns the state, and the image if image_size is above 0."""
         if not self.settings.image_size:
             return {"state": self._observed[0].numpy().astype(np.float32)}
         image = self._observed["sensor_data"][_CAMERA]["rgb"][0]
@@ -122,7 +117,6 @@ class ManiSkill(Simulator):
         return _copy_state(self._env.unwrapped.get_state_dict())
 
     def load(self, state: object) -> None:
-        """Restores a result of save()."""
         self._env.unwrapped.set_state_dict(_copy_state(state))
         self._observed = self._env.unwrapped.get_obs()
 
@@ -131,7 +125,6 @@ class ManiSkill(Simulator):
         return np.asarray(self._env.render()[0].numpy(), np.uint8)
 
     def close(self) -> None:
-        """Frees the scene."""
         self._env.close()
 
 

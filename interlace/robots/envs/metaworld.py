@@ -85,7 +85,6 @@ class MetaWorldSettings(EnvSettings):
 
     @property
     def rewards_chunks(self) -> bool:
-        """See EnvSettings."""
         return self.light
 
     @model_validator(mode="before")
@@ -128,7 +127,9 @@ class MetaWorld(Simulator):
         self._size = self._mujoco.mj_stateSize(self._env.model, self._spec)
         base = import_required("metaworld.sawyer_xyz_env", family="metaworld", extra="robots").SawyerXYZEnv
         if kinds[task]._reset_hand is base._reset_hand:  # three tasks have another movement
-            self._env._reset_hand = _HandReset(self._env, self._env._reset_hand, self._read_physics, self._set_physics)
+            self._simulate_hand: Callable[[int], None] = self._env._reset_hand
+            self._kept_hands: OrderedDict[tuple[int | bytes, ...], NDArray[np.float64]] = OrderedDict()
+            self._env._reset_hand = self._reset_hand
         self._observation: NDArray[np.float64] = np.zeros(39)
         self._expert: Any = None
         self._renderers: dict[int, MujocoCamera] = {}
@@ -140,7 +141,6 @@ class MetaWorld(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of the state, and of the camera's image if image_size is above 0."""
         found = {"state": ArraySpec(shape=(39,), dtype="float32")}
         if size := self.settings.image_size:
             found["image"] = ArraySpec(shape=(size, size, 3), dtype="uint8")
@@ -148,13 +148,11 @@ class MetaWorld(Simulator):
 
     @property
     def action_spec(self) -> ActionSpec:
-        """Bounds of four numbers."""
         ones = np.ones(4, np.float32)
         return ActionSpec(low=-ones, high=ones)
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task."""
         return INSTRUCTIONS.get(self.task, self.task.rsplit("-v", 1)[0].replace("-", " "))
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
@@ -166,7 +164,6 @@ class MetaWorld(Simulator):
         self._observation = np.array(self._env.reset()[0])
 
     def step(self, action: Array, *, is_read: bool) -> Step:
-        """Executes one step."""
         env = self._env
         if self.settings.light and not is_read:
             env.set_xyz_action(action[:3])
@@ -179,7 +176,6 @@ class MetaWorld(Simulator):
         return Step(reward=float(success) if self.settings.reward == "success" else float(reward), success=success)
 
     def observe(self) -> Observation:
-        """Returns the state, and the image if image_size is above 0."""
         found: dict[str, Array] = {"state": self._observation.astype(np.float32)}
         if self.settings.image_size:
             found["image"] = self._draw_camera(self.settings.image_size)
@@ -194,7 +190,6 @@ class MetaWorld(Simulator):
         return physics, fields, own, self._observation
 
     def load(self, state: object) -> None:
-        """Restores a result of save()."""
         saved: Any = state
         physics, fields, own, self._observation = saved
         env = self._env
@@ -214,7 +209,6 @@ class MetaWorld(Simulator):
         return np.clip(action, -1, 1).astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the scene. Raises UserError without a renderer."""
         # load() restores the physics alone: the drawn poses belong to the last simulated step, perhaps of another
         # environment.
         for compute in (self._mujoco.mj_kinematics, self._mujoco.mj_comPos, self._mujoco.mj_camlight):
@@ -222,7 +216,6 @@ class MetaWorld(Simulator):
         return self._draw_camera(max(self.settings.image_size, _VIDEO_SIDE))
 
     def close(self) -> None:
-        """Frees the simulator."""
         for renderer in self._renderers.values():
             renderer.close()
         self._env.close()
@@ -234,6 +227,27 @@ class MetaWorld(Simulator):
 
     def _set_physics(self, physics: NDArray[np.float64]) -> None:
         self._mujoco.mj_setState(self._env.model, self._env.data, physics, self._spec)
+
+    def _reset_hand(self, steps: int = 50) -> None:
+        """Moves the hand to its start, in place of the library's method, which simulates 50 actions twice in each reset
+        and takes most of its time.
+
+        Its result depends only on the physics, the bodies' positions and the hand's start, so all actions except the
+        last are simulated once for each of these. The last one computes the poses of this reset. steps: number of
+        actions.
+        """
+        inputs = (self._read_physics(), self._env.model.body_pos, np.asarray(self._env.hand_init_pos))
+        key = (steps, *(array.tobytes() for array in inputs))
+        kept = self._kept_hands.get(key)
+        if kept is None:
+            self._simulate_hand(steps - 1)
+            kept = self._kept_hands[key] = self._read_physics()
+            if len(self._kept_hands) > _KEPT_HANDS:
+                self._kept_hands.popitem(last=False)
+        else:
+            self._kept_hands.move_to_end(key)
+            self._set_physics(kept)
+        self._simulate_hand(1)
 
     def _draw_camera(self, side: int) -> NDArray[np.uint8]:
         if side not in self._renderers:
@@ -256,41 +270,6 @@ class MetaWorld(Simulator):
             for one in bad:
                 one.number = 0  # the simulator continues with another environment's state
             raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
-
-
-class _HandReset:
-    """The library's `_reset_hand`, which simulates 50 actions twice in each reset and takes most of its time.
-
-    Its result depends only on the physics, the bodies' positions and the hand's start, so all actions except the last
-    are simulated once for each of these. The last one is always simulated: it computes the poses of this reset.
-    """
-
-    def __init__(
-        self,
-        env: Any,
-        simulate: Callable[[int], None],
-        read: Callable[[], NDArray[np.float64]],
-        restore: Callable[[NDArray[np.float64]], None],
-    ) -> None:
-        """simulate: the library's method. read, restore: get and set the state of the physics."""
-        self._env, self._simulate, self._read, self._restore = env, simulate, read, restore
-        self._kept: OrderedDict[tuple[int | bytes, ...], NDArray[np.float64]] = OrderedDict()
-
-    def __call__(self, steps: int = 50) -> None:
-        """Moves the hand to its start. steps: number of actions."""
-        env = self._env
-        inputs = (self._read(), env.model.body_pos, np.asarray(env.hand_init_pos))
-        key = (steps, *(array.tobytes() for array in inputs))
-        kept = self._kept.get(key)
-        if kept is None:
-            self._simulate(steps - 1)
-            kept = self._kept[key] = self._read()
-            if len(self._kept) > _KEPT_HANDS:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(key)
-            self._restore(kept)
-        self._simulate(1)
 
 
 @dataclass(frozen=True, slots=True)

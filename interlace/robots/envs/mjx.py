@@ -6,7 +6,6 @@ contacts, several times as long with them. Tensors are JAX arrays, which torch r
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,18 +18,6 @@ from interlace.robots.envs.batch import BatchStep, DeviceArray, F
 from interlace.robots.envs.mujoco_batch import MujocoBatch, MujocoBatchSettings
 from interlace.robots.envs.mujoco_tasks import BatchPhysics, find_task
 from interlace.rollouts.envs.spec import Array
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Program:
-    """Compiled functions of a task. They remain after offload(), so that onload() does not compile again."""
-
-    step: Any
-    """(states [B, S], actions [B, A], mask [B]) -> states, reward, terminated, success."""
-    observe: Any
-    """states [B, S] -> [B, D]."""
-    write: Any
-    """(states, new states [B, S], mask [B]) -> states."""
 
 
 class MJX(MujocoBatch):
@@ -55,12 +42,11 @@ class MJX(MujocoBatch):
                 f"env.settings.device={settings.device!r}, and JAX finds no such device here ({error}). Set cpu, or "
                 "install JAX for CUDA: pip install 'jax[cuda12]'"
             ) from error
-        self._program = _compile(self.task, self.state_parts)
+        self._advance, self._observe, self._write = _compile(self.task, self.state_parts)
         self._states = self.to_device(self.make_default_states())
         self._none = self.to_device(np.zeros(num_envs, np.bool_))
 
     def to_device(self, array: Array) -> DeviceArray:
-        """Copies an array to the device."""
         return self._jax.device_put(np.array(array), self._device)
 
     def to_host(self, array: DeviceArray) -> Array:
@@ -68,33 +54,31 @@ class MJX(MujocoBatch):
         return np.asarray(array)
 
     def compile(self, function: F) -> F:
-        """Returns the function, compiled by JAX at its first call."""
         compiled: F = self._jax.jit(function)
         return compiled
 
     def step(self, actions: DeviceArray, mask: DeviceArray) -> BatchStep:
-        """Executes an action."""
-        self._states, reward, terminated, success = self._program.step(self._states, actions, mask)
+        self._states, reward, terminated, success = self._advance(self._states, actions, mask)
         return BatchStep(reward=reward, terminated=terminated, truncated=self._none, success=success)
 
     def observe(self, mask: DeviceArray) -> Mapping[str, DeviceArray]:  # noqa: ARG002 - all rows are as fast
-        """Returns `state`."""
-        return {"state": self._program.observe(self._states)}
+        return {"state": self._observe(self._states)}
 
     def read_states(self) -> FloatArray:
-        """Returns all states."""
         return np.array(self._states)
 
     def write_states(self, states: DeviceArray, mask: DeviceArray) -> None:
-        """Replaces the states within the mask."""
-        self._states = self._program.write(self._states, states, mask)
+        self._states = self._write(self._states, states, mask)
 
 
 @cache
-def _compile(name: str, parts: int) -> _Program:
-    """Returns the functions of a task. JAX compiles them for each number of environments at the first call.
+def _compile(name: str, parts: int) -> tuple[Any, Any, Any]:
+    """Returns three functions of a task. They remain after offload(), so that onload() does not compile them again.
 
-    parts: MuJoCo's bits of a state.
+    JAX compiles them for each number of environments at the first call. parts: MuJoCo's bits of a state.
+    step: (states [B, S], actions [B, A], mask [B]) -> states, reward, terminated, success.
+    observe: states [B, S] -> [B, D].
+    write: (states, new states [B, S], mask [B]) -> states.
     """
     jax: Any = import_required("jax", family=MJX.family, extra=MJX.extra)
     mjx: Any = import_required("mujoco.mjx", family=MJX.family, extra=MJX.extra)
@@ -125,4 +109,4 @@ def _compile(name: str, parts: int) -> _Program:
     def write(states: DeviceArray, new: DeviceArray, mask: DeviceArray) -> DeviceArray:
         return xp.where(mask[:, None], new, states)
 
-    return _Program(step=jax.jit(step), observe=jax.jit(observe), write=jax.jit(write))
+    return jax.jit(step), jax.jit(observe), jax.jit(write)

@@ -69,7 +69,6 @@ class MujocoBatch(BatchSimulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """Spec of `state`."""
         found = self.observe(self.to_device(np.ones(self.num_envs, np.bool_)))
         return {name: ArraySpec(shape=tuple(array.shape[1:]), dtype="float32") for name, array in found.items()}
 
@@ -83,7 +82,6 @@ class MujocoBatch(BatchSimulator):
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task."""
         return self.mujoco_task.instruction
 
     @abstractmethod
@@ -106,12 +104,10 @@ class MujocoBatch(BatchSimulator):
         self.write_states(self.to_device(states), mask)
 
     def save(self, rows: Sequence[int]) -> list[object]:
-        """Returns the states, [S] each."""
         states = self.read_states()
         return [states[row] for row in rows]
 
     def load(self, states: Mapping[int, object]) -> None:
-        """Restores results of save()."""
         given, mask = np.zeros((self.num_envs, self.state_size), np.float32), np.zeros(self.num_envs, np.bool_)
         for row, state in states.items():
             given[row], mask[row] = np.asarray(state), True
@@ -126,7 +122,6 @@ class MujocoBatch(BatchSimulator):
         return self._camera.draw(data)
 
     def close(self) -> None:
-        """Frees the renderer."""
         if self._camera:
             self._camera.close()
 

@@ -99,12 +99,10 @@ class CartpoleBalance(MujocoTask):
         start.qvel[:] = random.uniform(-0.05, 0.05, 2)
 
     def observe(self, xp: Any, physics: BatchPhysics) -> DeviceArray:
-        """Returns five numbers."""
         place, angle = physics.qpos[:, :1], physics.qpos[:, 1:]
         return xp.concatenate([place, xp.cos(angle), xp.sin(angle), physics.qvel], axis=-1)
 
     def judge(self, xp: Any, physics: BatchPhysics) -> TaskResult:
-        """Gives 1 for each action."""
         place, angle = physics.qpos[:, 0], physics.qpos[:, 1]
         lost = (xp.abs(angle) > 0.2) | (xp.abs(place) > 1.0)
         return TaskResult(reward=xp.ones_like(place), terminated=lost, success=xp.zeros_like(lost))
@@ -169,7 +167,6 @@ class Push(MujocoTask):
         start.qpos[5:9] = np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)
 
     def observe(self, xp: Any, physics: BatchPhysics) -> DeviceArray:
-        """Returns 16 numbers."""
         qpos, qvel = physics.qpos, physics.qvel
         w, x, y, z = (qpos[:, number : number + 1] for number in range(5, 9))
         axis = [1 - 2 * (y * y + z * z), 2 * (x * y + w * z)]

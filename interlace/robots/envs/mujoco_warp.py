@@ -65,16 +65,13 @@ class MujocoWarp(MujocoBatch):
         self.write_states(self.to_device(self.make_default_states()), ~self._none)
 
     def to_device(self, array: Array) -> DeviceArray:
-        """Copies an array to the device."""
         return self._torch.tensor(np.asarray(array), device=str(self._device))
 
     def to_host(self, array: DeviceArray) -> Array:
-        """Returns a tensor as an array."""
         found: Array = array.cpu().numpy()
         return found
 
     def reset(self, mask: DeviceArray, starts: Mapping[int, Start]) -> None:
-        """Draws each start; see MujocoBatch."""
         super().reset(mask, starts)
         self._overflow[mask] = 0
 
@@ -91,7 +88,6 @@ class MujocoWarp(MujocoBatch):
         return BatchStep(reward=found.reward, terminated=found.terminated, truncated=self._none, success=found.success)
 
     def observe(self, mask: DeviceArray) -> Mapping[str, DeviceArray]:  # noqa: ARG002 - all rows are as fast
-        """Returns `state`."""
         return {"state": self.mujoco_task.observe(self.xp, self._physics)}
 
     def find_failures(self, rows: Sequence[int]) -> Mapping[int, str]:
@@ -101,11 +97,9 @@ class MujocoWarp(MujocoBatch):
         return {row: f"it overflowed ({', '.join(names)})" for row, names in found.items() if names}
 
     def read_states(self) -> FloatArray:
-        """Returns all states."""
         return np.array(self.to_host(self._join_state()), np.float32)
 
     def write_states(self, states: DeviceArray, mask: DeviceArray) -> None:
-        """Replaces the states within the mask."""
         begin = 0
         for view in self._views:
             size = view[0].numel()

@@ -76,19 +76,22 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         self._homes = [_Home(index=index) for index in range(self.num_processes)]
         self._by_child: dict[Child, _Home] = {}
         self._next = 0
-        self._refusal = _find_refusal(config)
-        if self._refusal:
-            self._spec.set_exception(self._refusal)
+        self._refusal: UserError | None = None
+        """Reason why the environments of all processes together cannot be created."""
+        try:
+            check_memory(config)
+        except UserError as error:
+            self._refusal = error
+            self._spec.set_exception(error)
         self._thread.start()
         self._links.wake()
 
     async def spec(self) -> EnvSpec:
-        """Waits for the environments; see EnvServer."""
         return await asyncio.shield(asyncio.wrap_future(self._spec))
 
     async def run_jobs(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
-        found = await asyncio.gather(*self._submit_jobs(jobs), return_exceptions=True)
+        found = await asyncio.gather(*[self._submit_job(job) for job in jobs], return_exceptions=True)
         answers = []
         for value in found:
             if isinstance(value, UserError | SimulatorError):
@@ -100,15 +103,12 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         return EnvBatch(answers=answers, counts=replace(self.counts))
 
     async def do(self, job: SlotJob) -> object:
-        """Runs a job after the earlier jobs of its slot; see EnvServer."""
-        [outcome] = self._submit_jobs([job])
-        return await outcome
+        return await self._submit_job(job)
 
-    def _submit_jobs(self, jobs: Sequence[SlotJob]) -> "list[asyncio.Future[object]]":
-        outcomes: list[Future[object]] = [Future() for _ in jobs]
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            self._submit(_Job(work=job, outcome=outcome))
-        return [asyncio.wrap_future(outcome) for outcome in outcomes]
+    def _submit_job(self, job: SlotJob) -> "asyncio.Future[object]":
+        outcome: Future[object] = Future()
+        self._submit(_Job(work=job, outcome=outcome))
+        return asyncio.wrap_future(outcome)
 
     def forget(self, slot: int) -> None:
         """Ends the episode of a slot, so that it is no longer restored."""
@@ -256,15 +256,6 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
             _settle_job(job, error or CancelledError())
         if not self._spec.done():
             self._spec.set_exception(error or CancelledError())
-
-
-def _find_refusal(config: EnvConfig) -> UserError | None:
-    """Returns the reason why the environments of all processes together cannot be created, if it is known before."""
-    try:
-        check_memory(config)
-    except UserError as error:
-        return error
-    return None
 
 
 def _settle_job(job: _Job, result: object) -> None:

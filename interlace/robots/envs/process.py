@@ -150,11 +150,9 @@ def _run_timed(
         values = [error] * len(jobs)
     busy_s = (time.process_time() - began_s) / len(jobs)
     return [
-        SlotAnswer(
-            value=None if isinstance(value, Exception) else value,
-            error=value if isinstance(value, Exception) else None,
-            busy_s=busy_s,
-        )
+        SlotAnswer(error=value, busy_s=busy_s)
+        if isinstance(value, Exception)
+        else SlotAnswer(value=value, busy_s=busy_s)
         for value in values
     ]
 

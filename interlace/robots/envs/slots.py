@@ -1,15 +1,16 @@
 """Environments of a vector, and the checks of its calls: shared by vectors of simulators and by batch simulators."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
-from interlace.robots.envs.base import TaskSimulator
-from interlace.robots.envs.spec import ChunkResult, EnvSettings
+from interlace.robots.envs.base import TaskSimulator, VectorEnv
+from interlace.robots.envs.spec import ChunkResult, EnvSettings, stack_observations
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
 
@@ -29,6 +30,45 @@ class EnvSlot:
     """Reason why its simulator failed; empty while it works."""
 
 
+class SlotEnvs(VectorEnv):
+    """Vector of environments that are records in this process: the common part of its two kinds."""
+
+    def __init__(self, settings: EnvSettings, num_envs: int) -> None:
+        super().__init__(settings, num_envs)
+        self._settings = settings
+        self._slots: dict[int, EnvSlot] = {}
+        """The environments that have been reset."""
+
+    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
+        chosen, size, given = self._choose_slots(slots), self.spec.action.size, np.asarray(actions)
+        if given.ndim != 3 or len(given) != len(chosen) or given.shape[2] != size:
+            raise UserError(
+                f"actions of shape {given.shape} for {len(chosen)} environments: it must be [n, K, A] with "
+                f"n = {len(chosen)} and A = {size}"
+            )
+        for slot in chosen:
+            if slot not in self._slots:
+                raise UserError(f"environment {slot} was not reset before its first chunk")
+        result = make_empty_result(*given.shape[:2])
+        self._step_slots(chosen, given, result)
+        for place, slot in enumerate(chosen):
+            result.success[place] = self._slots[slot].success
+        failures = {place: broken for place, slot in enumerate(chosen) if (broken := self._slots[slot].broken)}
+        return replace(result, observation=self.observe(chosen), failures=failures)
+
+    def observe(self, slots: Sequence[int] | None = None) -> Observation:
+        """Returns the observations after each environment's last call."""
+        return stack_observations([self._slots[slot].observation for slot in self._choose_slots(slots)])
+
+    @abstractmethod
+    def _step_slots(self, chosen: Sequence[int], actions: Array, result: ChunkResult) -> None:
+        """Steps environments whose episodes are not over. Writes rewards, ends and valid actions of the result."""
+
+    def _choose_slots(self, slots: Sequence[int] | None) -> Sequence[int]:
+        """Returns the environments of a call; see VectorEnv."""
+        return range(self.num_envs) if slots is None else [int(slot) for slot in slots]
+
+
 def make_spec(simulators: Sequence[TaskSimulator], settings: EnvSettings) -> EnvSpec:
     """Returns the spec of environments of several tasks, one simulator each. Raises UserError if shapes differ."""
     first = simulators[0]
@@ -45,21 +85,6 @@ def make_spec(simulators: Sequence[TaskSimulator], settings: EnvSettings) -> Env
         instructions=tuple(settings.instructions.get(one.task, one.instruction) for one in simulators),
         horizon=settings.horizon,
     )
-
-
-def check_actions(actions: Array, num: int, size: int) -> Array:
-    """Returns actions as an array [num, K, size]. Raises UserError if they have another shape."""
-    given = np.asarray(actions)
-    if given.ndim != 3 or len(given) != num or given.shape[2] != size:
-        raise UserError(
-            f"actions of shape {given.shape} for {num} environments: it must be [n, K, A] with n = {num} and A = {size}"
-        )
-    return given
-
-
-def choose_slots(slots: Sequence[int] | None, num_envs: int) -> Sequence[int]:
-    """Returns the environments of a call; see VectorEnv."""
-    return range(num_envs) if slots is None else [int(slot) for slot in slots]
 
 
 def make_empty_result(num: int, num_actions: int) -> ChunkResult:
@@ -85,11 +110,6 @@ def check_task_id(task: int, settings: EnvSettings) -> None:
 def make_offload_error() -> UserError:
     """Returns the error of a call between offload() and onload()."""
     return UserError("the environments are offloaded: onload() comes before the next call")
-
-
-def make_reset_error(slot: int) -> UserError:
-    """Returns the error of a chunk in an environment that has no episode."""
-    return UserError(f"environment {slot} was not reset before its first chunk")
 
 
 def _have_equal_actions(one: TaskSimulator, other: TaskSimulator) -> bool:

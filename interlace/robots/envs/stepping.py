@@ -3,24 +3,20 @@
 import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, VectorEnv
+from interlace.robots.envs.base import Simulator
 from interlace.robots.envs.slots import (
     EnvSlot,
-    check_actions,
+    SlotEnvs,
     check_task_id,
-    choose_slots,
     describe_error,
     find_invalid_result,
-    make_empty_result,
     make_offload_error,
-    make_reset_error,
     make_spec,
     reset_checked,
 )
@@ -39,12 +35,11 @@ class SimulatorStates:
     created at the first reset to its task.
     """
 
-    def __init__(self, kind: type[Simulator], settings: EnvSettings) -> None:
-        self._kind, self._settings = kind, settings
-        self.slots: dict[int, EnvSlot] = {}
-        """The environments that have been reset."""
+    def __init__(self, kind: type[Simulator], settings: EnvSettings, slots: dict[int, EnvSlot]) -> None:
+        """slots: the environments that have been reset."""
+        self._kind, self._settings, self.slots = kind, settings, slots
         self._simulators: dict[tuple[int, int], Simulator] = {}
-        """SimulatorStates by (task, slot); the slot is 0 if all share one."""
+        """Simulators by (task, slot); the slot is 0 if all share one."""
         self._present: dict[tuple[int, int], int] = {}
         """(task, slot) of a simulator -> slot of the environment whose state it is in."""
         self.is_offloaded = False
@@ -120,14 +115,13 @@ class SimulatorStates:
         self._present.clear()
 
 
-class SimulatedEnvs(VectorEnv):
+class SimulatedEnvs(SlotEnvs):
     """Environments that take turns on their simulators."""
 
     def __init__(self, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
         """Raises UserError if a task cannot be created, or two tasks have different shapes."""
         super().__init__(settings, num_envs)
-        self._kind, self._settings = kind, settings
-        self._simulators = SimulatorStates(kind, settings)
+        self._kind, self._simulators = kind, SimulatorStates(kind, settings, self._slots)
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
         self.spec = make_spec([self._simulators.find(task, 0) for task in range(len(settings.tasks))], settings)
 
@@ -139,57 +133,36 @@ class SimulatedEnvs(VectorEnv):
         init_state_ids: Sequence[int],
         slots: Sequence[int] | None = None,
     ) -> Observation:
-        """Starts episodes; see VectorEnv."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         found = []
         for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
             found.append(self._reset_slot(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
         return stack_observations(found)
 
-    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
-        """Executes a chunk; see VectorEnv."""
-        chosen = choose_slots(slots, self.num_envs)
-        given = check_actions(actions, len(chosen), self.spec.action.size)
-        result = make_empty_result(*given.shape[:2])
-        failures = {}
-        for row, slot in enumerate(chosen):
-            if reason := self._step_slot(slot, given[row], result, row):
-                failures[row] = reason
-        return replace(result, observation=self.observe(chosen), failures=failures)
-
-    def observe(self, slots: Sequence[int] | None = None) -> Observation:
-        """Returns the current observations."""
-        return stack_observations(
-            [self._simulators.slots[slot].observation for slot in choose_slots(slots, self.num_envs)]
-        )
-
     def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
-        """Returns whole states; see VectorEnv."""
         found = []
-        for slot in choose_slots(slots, self.num_envs):
+        for slot in self._choose_slots(slots):
             self._simulators.save(slot)
-            found.append(pickle.dumps(self._simulators.slots[slot], protocol=5))
+            found.append(pickle.dumps(self._slots[slot], protocol=5))
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Restores states; see VectorEnv."""
-        for slot, state in zip(choose_slots(slots, self.num_envs), states, strict=True):
+        for slot, state in zip(self._choose_slots(slots), states, strict=True):
             found: EnvSlot = pickle.loads(state)
-            self._simulators.slots[slot] = found
+            self._slots[slot] = found
             self._simulators.forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
-        return [self._draw_picture(self._simulators.enter(slot)) for slot in choose_slots(slots, self.num_envs)]
+        return [self._draw_picture(self._simulators.enter(slot)) for slot in self._choose_slots(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None, count: int = 1) -> Array:
         """Returns a scripted expert's next actions. Beyond the end of an episode, its last action is repeated."""
-        chosen = choose_slots(slots, self.num_envs)
+        chosen = self._choose_slots(slots)
         return np.stack([self._play_expert(self._simulators.enter(slot), count) for slot in chosen])
 
     def offload(self) -> None:
-        """Frees the simulators and keeps the states."""
-        for slot in self._simulators.slots:
+        for slot in self._slots:
             self._simulators.save(slot)
         self._simulators.close()
         self._simulators.is_offloaded = True
@@ -199,9 +172,8 @@ class SimulatedEnvs(VectorEnv):
         self._simulators.is_offloaded = False
 
     def close(self) -> None:
-        """Frees all resources."""
         self._simulators.close()
-        self._simulators.slots.clear()
+        self._slots.clear()
         self._starts.clear()
 
     @staticmethod
@@ -241,7 +213,7 @@ class SimulatedEnvs(VectorEnv):
         if kept:
             self._starts.move_to_end(start)
             self._simulators.save_present(start.task, slot)
-            self._simulators.slots[slot] = EnvSlot(start=start, state=kept[0], observation=kept[1])
+            self._slots[slot] = EnvSlot(start=start, state=kept[0], observation=kept[1])
             self._simulators.forget(slot)
             return kept[1]
         self._simulators.leave(start.task, slot)
@@ -251,7 +223,7 @@ class SimulatedEnvs(VectorEnv):
             return simulator.observe()
 
         observation = reset_checked(simulator.task, reset)
-        self._simulators.slots[slot] = EnvSlot(start=start, observation=observation)
+        self._slots[slot] = EnvSlot(start=start, observation=observation)
         self._simulators.set_present(start.task, slot)
         if self._kind.swaps and self._kind.keeps_starts:
             self._starts[start] = (simulator.save(), observation)
@@ -259,16 +231,13 @@ class SimulatedEnvs(VectorEnv):
                 self._starts.popitem(last=False)
         return observation
 
-    def _step_slot(self, slot: int, actions: Array, result: ChunkResult, row: int) -> str:
-        """Steps one environment and writes its row except the observation. Returns the failure's reason, or an empty
-        text.
-        """
-        one = self._simulators.slots.get(slot)
-        if one is None:
-            raise make_reset_error(slot)
-        if not one.is_over:
+    def _step_slots(self, chosen: Sequence[int], actions: Array, result: ChunkResult) -> None:
+        for row, slot in enumerate(chosen):
+            one = self._slots[slot]
+            if one.is_over:
+                continue
             try:
-                one.broken = self._run_actions(one, self._simulators.enter(slot), actions, result, row)
+                one.broken = self._run_actions(one, self._simulators.enter(slot), actions[row], result, row)
             except UserError:
                 raise
             except Exception as error:  # noqa: BLE001 - any error of a simulator ends only this episode
@@ -276,10 +245,9 @@ class SimulatedEnvs(VectorEnv):
             if one.broken:
                 one.is_over = True
                 self._simulators.forget(slot)
-        result.success[row] = one.success
-        return one.broken
 
     def _run_actions(self, one: EnvSlot, simulator: Simulator, actions: Array, result: ChunkResult, row: int) -> str:
+        """Executes a chunk and writes its row. Returns why the result is invalid; empty if it is valid."""
         repeat, last = self._settings.action_repeat, len(actions) - 1
         for k, action in enumerate(actions):
             held = self._clip_action(action)

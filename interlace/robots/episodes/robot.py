@@ -84,9 +84,7 @@ class RobotKind(EpisodeKind):
         find_family(self.config.env.family, self.config.env.settings)
 
     def check_policy(self, actions: ActionTokens | None) -> None:
-        """Raises UserError if the policy's actions or inputs do not fit the simulator, or a chunk is longer than an
-        episode.
-        """
+        """Raises UserError if the policy's actions, chunks or inputs do not fit the simulator."""
         check_memory(self.config.env)
         check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
 

@@ -4,7 +4,7 @@ Layers of the same depth share attention: an action token attends to the prefix'
 are built from the shapes of a folder's weights. B = rows, P = tokens of the prefix, S = tokens of the suffix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -103,7 +103,7 @@ class TokenStream(nn.Module):
     def __init__(self, shape: StreamShape, weights: Mapping[str, Tensor]) -> None:
         """weights: all weights of the folder, by their names in this stream: `layers.0.mlp.up_proj.weight`."""
         super().__init__()
-        count = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
+        count = count_layers(weights)
         self.layers = nn.ModuleList([StreamLayer(shape, weights, f"layers.{number}") for number in range(count)])
         self.norm = Norm(shape, weights, "norm")
 
@@ -150,6 +150,11 @@ class TokenStream(nn.Module):
 
     def _layers(self) -> list[StreamLayer]:
         return [cast("StreamLayer", layer) for layer in self.layers]
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """Returns the number of layers of a stream by the names of its weights; 0 if none belongs to a layer."""
+    return 1 + max((int(name.split(".")[1]) for name in names if name.startswith("layers.")), default=-1)
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ A policy reads pictures, a prompt and a state once (`read`), then computes the v
 the stochastic sampler of interlace/models/flow.py and its densities, for RL. Only code of this package is executed.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,12 +26,19 @@ from interlace.core.types import FloatArray
 from interlace.models.action_head import HALF_LOG_TAU
 from interlace.models.config import FlowConfig
 from interlace.models.flow_guidance import guide_velocity
-from interlace.robots.models.flow_streams import KeysValues, NormKind, StreamShape, TokenStream, block_mask
-from interlace.robots.models.lerobot_folder import STATE, WEIGHTS, LerobotFolder, read_folder
-from interlace.robots.models.vision import PicturesEncoder, paligemma_encoder, smolvlm_encoder, smolvlm_sizes
+from interlace.robots.models.flow_streams import (
+    KeysValues,
+    NormKind,
+    StreamShape,
+    TokenStream,
+    block_mask,
+    count_layers,
+)
+from interlace.robots.models.lerobot_folder import CONFIG, STATE, WEIGHTS, LerobotFolder, read_folder
+from interlace.robots.models.vision import PaliGemmaEncoder, PicturesEncoder, SmolVLMEncoder
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, SmolVLMConfig
 
 PREFIXES = {
     "smolvla": ("model.vlm_with_expert.vlm.model.", "text_model.", "model.vlm_with_expert.lm_expert."),
@@ -73,30 +81,36 @@ class Prefix:
 class FlowVLA(nn.Module):
     """Published flow-matching policy."""
 
-    def __init__(self, folder: LerobotFolder, weights: Mapping[str, Tensor], vlm: Path | None) -> None:
-        """weights: the folder's weights, by name. vlm: folder with the configuration of SmolVLA's language model."""
+    def __init__(self, folder: LerobotFolder, weights: Mapping[str, Tensor], vlm: "SmolVLMConfig | None") -> None:
+        """weights: the folder's weights, by name. vlm: configuration of SmolVLA's language model; None for pi0."""
         super().__init__()
         self.folder, self.schedule = folder, folder.schedule
         reading, text, expert = PREFIXES["smolvla" if folder.kind == "smolvla" else "pi0"]
         of_reading, of_text, of_expert = (_select_prefix(weights, name) for name in (reading, reading + text, expert))
-        if folder.kind == "smolvla":
-            sizes = smolvlm_sizes(vlm)
-            shape = StreamShape(heads=sizes.heads, norm="llama", epsilon=sizes.epsilon, uses_gelu=False)
-            self.encoder: PicturesEncoder = smolvlm_encoder(sizes)
+        if vlm is not None:
+            sizes: Any = vlm.text_config
+            epsilon = sizes.rms_norm_eps
+            shape = StreamShape(heads=sizes.num_attention_heads, norm="llama", epsilon=epsilon, uses_gelu=False)
+            self.encoder: PicturesEncoder = SmolVLMEncoder(vlm)
             expert_shape = shape
             # Layers of the language model above the expert's last layer are not used.
-            count = 1 + max(int(name.split(".")[1]) for name in of_expert if name.startswith("layers."))
-            of_text = {name: tensor for name, tensor in of_text.items() if _parse_layer(name) < count}
+            count = count_layers(of_expert)
+            of_text = {name: tensor for name, tensor in of_text.items() if count_layers([name]) <= count}
         else:
             shape = StreamShape(heads=GEMMA_HEADS, norm="gemma", epsilon=GEMMA_EPSILON, uses_gelu=True)
             kind: NormKind = "adaptive" if folder.kind == "pi05" else "gemma"
             expert_shape = StreamShape(heads=GEMMA_HEADS, norm=kind, epsilon=GEMMA_EPSILON, uses_gelu=True)
-            self.encoder = paligemma_encoder(of_reading, int(folder.settings.get("vision_heads", 16)))
+            self.encoder = PaliGemmaEncoder(of_reading, int(folder.settings.get("vision_heads", 16)))
         self.text, self.expert = TokenStream(shape, of_text), TokenStream(expert_shape, of_expert)
-        self.embed_tokens = nn.Embedding(*_find_embedding(of_text, weights, reading).shape)
+        embedding = _find_embedding(of_text, weights, reading)
+        self.embed_tokens = nn.Embedding(*embedding.shape)
         names = [name for name in _HEADS if f"model.{name}.weight" in weights]
         self.heads = nn.ModuleDict({name: nn.Linear(*weights[f"model.{name}.weight"].shape[::-1]) for name in names})
-        self._load_weights(weights, of_reading, of_text, of_expert, reading)
+        given = {f"text.{name}": tensor for name, tensor in of_text.items()}
+        given |= {f"expert.{name}": tensor for name, tensor in of_expert.items()}
+        given |= {f"encoder.{name}": tensor for name, tensor in self.encoder.published(of_reading).items()}
+        given |= {f"heads.{name}": tensor for name, tensor in _select_prefix(weights, "model.").items()}
+        self._load_weights(given | {"embed_tokens.weight": embedding})
 
     def read(self, sensed: Sensed) -> Prefix:
         """Computes the keys and values of each layer for an observation."""
@@ -193,20 +207,8 @@ class FlowVLA(nn.Module):
         return rows, None
 
     @torch.no_grad()
-    def _load_weights(
-        self,
-        weights: Mapping[str, Tensor],
-        of_reading: Mapping[str, Tensor],
-        of_text: Mapping[str, Tensor],
-        of_expert: Mapping[str, Tensor],
-        reading: str,
-    ) -> None:
-        """Copies the folder's weights. Raises UserError for a weight that is missing or has another shape."""
-        given = {f"text.{name}": tensor for name, tensor in of_text.items()}
-        given |= {f"expert.{name}": tensor for name, tensor in of_expert.items()}
-        given |= {f"encoder.{name}": tensor for name, tensor in self.encoder.published(of_reading).items()}
-        given |= {f"heads.{name}": tensor for name, tensor in _select_prefix(weights, "model.").items()}
-        given["embed_tokens.weight"] = _find_embedding(of_text, weights, reading)
+    def _load_weights(self, given: Mapping[str, Tensor]) -> None:
+        """Copies weights by this module's names. Raises UserError for one that is missing or has another shape."""
         for name, parameter in self.state_dict().items():
             if name not in given:
                 raise UserError(f"policy folder {str(self.folder.path)!r} lacks the weight {name}: is it whole?")
@@ -280,13 +282,16 @@ def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
     weights = {name: tensor.float() for name, tensor in load_file(file).items()}
     vlm = None
     if folder.kind == "smolvla":
+        from transformers import SmolVLMConfig
+
         named = Path(str(folder.settings.get("vlm_model_name", ""))).expanduser()
-        vlm = named if named.is_absolute() else path / named
-        if not (vlm / "config.json").is_file():
+        config = (named if named.is_absolute() else path / named) / CONFIG
+        if not config.is_file():
             raise UserError(
                 f"policy folder {str(path)!r} names its language model {str(named)!r} (vlm_model_name), and there is "
                 "no such folder. Copy config.json and the tokenizer of that model into a folder, and name it there."
             )
+        vlm = SmolVLMConfig.from_dict(json.loads(config.read_text(encoding="utf-8")))
     if STATE not in folder.settings.get("input_features", {}):
         raise UserError(f"policy folder {str(path)!r} reads no {STATE}: policies without a state are not supported.")
     return FlowVLA(folder, weights, vlm)
@@ -308,10 +313,6 @@ _HEADS = (
 
 def _select_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-
-
-def _parse_layer(name: str) -> int:
-    return int(name.split(".")[1]) if name.startswith("layers.") else 0
 
 
 def _find_embedding(of_text: Mapping[str, Tensor], weights: Mapping[str, Tensor], reading: str) -> Tensor:

@@ -31,9 +31,9 @@ EPSILON = 1e-8
 Kind = Literal["smolvla", "pi0", "pi05"]
 KINDS: tuple[Kind, ...] = ("smolvla", "pi0", "pi05")
 DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
-    "smolvla": {"num_steps": 10, "side": 512, "tokens": 48},
-    "pi0": {"num_steps": 10, "side": 224, "tokens": 48},
-    "pi05": {"num_steps": 10, "side": 224, "tokens": 200},
+    "smolvla": {"side": 512, "tokens": 48},
+    "pi0": {"side": 224, "tokens": 48},
+    "pi05": {"side": 224, "tokens": 200},
 }
 
 
@@ -123,9 +123,11 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
             f"{', '.join(KINDS)}."
         )
     defaults = DEFAULTS[kind]
-    steps = settings.get("num_steps", settings.get("num_inference_steps", defaults["num_steps"]))
+    steps = settings.get("num_steps", settings.get("num_inference_steps", 10))
     side, _ = settings.get("resize_imgs_with_padding") or settings.get("image_resolution") or [defaults["side"]] * 2
-    action_size = _sum_sizes(settings, "output_features", ACTION)
+    action = settings.get("output_features", {}).get(ACTION)
+    if action is None:
+        raise UserError(f"the policy's config.json has no output_features.{ACTION}, whose shape is needed.")
     padding = {"steps": int(steps), "noise_at": 1, "padded_size": int(settings.get("max_action_dim", 32))}
     flow = (sampler or FlowConfig()).model_copy(update=padding)
     chunk = int(settings.get("chunk_size", 50))
@@ -139,7 +141,7 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         ),
         state=normalizers[STATE],
         action=normalizers[ACTION],
-        schedule=FlowSchedule(config=flow, chunk=chunk, size=action_size),
+        schedule=FlowSchedule(config=flow, chunk=chunk, size=int(action["shape"][0])),
         executed=int(settings.get("n_action_steps", chunk)),
         pictures=PictureSteps(side=int(side), resize="pad_left_top" if kind == "smolvla" else "pad_center"),
         num_text_tokens=int(settings.get("tokenizer_max_length", defaults["tokens"])),
@@ -154,13 +156,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"policy folder {str(file.parent)!r}: {file.name} is not a mapping.")
     return found
-
-
-def _sum_sizes(settings: Mapping[str, Any], features: str, name: str) -> int:
-    feature = settings.get(features, {}).get(name)
-    if feature is None:
-        raise UserError(f"the policy's config.json has no {features}.{name}, whose shape is needed.")
-    return int(feature["shape"][0])
 
 
 def _read_normalizers(path: Path) -> dict[str, Normalizer]:

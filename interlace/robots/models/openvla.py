@@ -79,7 +79,7 @@ class VisionTower(nn.Module):
 
     def __init__(self, shape: TowerShape, side: int) -> None:
         super().__init__()
-        self._num_prefix = shape.num_prefix
+        self._num_prefix = shape.classes + shape.registers  # tokens before the patches
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, shape.width, shape.patch, stride=shape.patch)})
         self.pos_embed = nn.Parameter(torch.zeros(1, (side // shape.patch) ** 2, shape.width))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width)) if shape.classes else None

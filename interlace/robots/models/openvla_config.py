@@ -37,11 +37,6 @@ class TowerShape:
     scales: bool = False
     """True if learned numbers scale each layer's branches."""
 
-    @property
-    def num_prefix(self) -> int:
-        """Number of tokens before the patches."""
-        return self.classes + self.registers
-
 
 TOWERS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": TowerShape(

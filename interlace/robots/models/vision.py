@@ -1,15 +1,9 @@
 """Picture encoders of SmolVLA and pi0: transformers' image towers and projectors, with the folders' weight names."""
 
-import json
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-
-from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import SmolVLMConfig
@@ -18,34 +12,16 @@ PALIGEMMA_PATCH = 14
 
 
 class PicturesEncoder(nn.Module):
-    """Encodes pictures [B, 3, side, side] as tokens [B, T, H]."""
+    """Encodes pictures [B, 3, side, side] as tokens [B, T, H]. Its weights are loaded later."""
 
-    @abstractmethod
-    def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns this module's weights. weights: the reading model's weights, by their published names."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SmolVLMSizes:
-    """Sizes of SmolVLA's language model that the shapes of its weights do not determine."""
-
-    config: "SmolVLMConfig"
-    heads: int
-    epsilon: float
+    def published(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns weights by this module's names. weights: the reading model's, by their published names."""
+        return weights
 
 
-def smolvlm_sizes(folder: Path | None) -> SmolVLMSizes:
-    """Reads the configuration of SmolVLA's language model."""
-    from transformers import SmolVLMConfig
+class SmolVLMEncoder(PicturesEncoder):
+    """SmolVLA's encoder."""
 
-    if folder is None:
-        raise UserError("SmolVLA needs the folder of its language model's configuration (vlm_model_name).")
-    config = SmolVLMConfig.from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    text: Any = config.text_config
-    return SmolVLMSizes(config=config, heads=text.num_attention_heads, epsilon=text.rms_norm_eps)
-
-
-class _SmolVLMEncoder(PicturesEncoder):
     def __init__(self, config: "SmolVLMConfig") -> None:
         super().__init__()
         from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
@@ -57,11 +33,10 @@ class _SmolVLMEncoder(PicturesEncoder):
     def forward(self, pictures: Tensor) -> Tensor:
         return self.connector(self.vision_model(pixel_values=pictures).last_hidden_state)
 
-    def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: weight for name, weight in weights.items() if name.startswith(("vision_model.", "connector."))}
 
+class PaliGemmaEncoder(PicturesEncoder):
+    """Encoder of pi0 and pi0.5, with the sizes of a folder's weights."""
 
-class _PaliGemmaEncoder(PicturesEncoder):
     def __init__(self, weights: Mapping[str, Tensor], heads: int) -> None:
         super().__init__()
         from transformers import SiglipVisionConfig, SiglipVisionModel
@@ -84,20 +59,8 @@ class _PaliGemmaEncoder(PicturesEncoder):
     def forward(self, pictures: Tensor) -> Tensor:
         return self.linear(self.vision_tower(pixel_values=pictures).last_hidden_state)
 
-    def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        renamed = {name.replace("vision_tower.vision_model.", "vision_tower."): weights[name] for name in weights}
+    def published(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {
-            name.removeprefix("multi_modal_projector."): weight
-            for name, weight in renamed.items()
-            if name.startswith(("vision_tower.", "multi_modal_projector."))
+            name.replace("vision_tower.vision_model.", "vision_tower.").removeprefix("multi_modal_projector."): weight
+            for name, weight in weights.items()
         }
-
-
-def smolvlm_encoder(sizes: SmolVLMSizes) -> PicturesEncoder:
-    """Builds SmolVLA's encoder. Its weights are loaded later."""
-    return _SmolVLMEncoder(sizes.config)
-
-
-def paligemma_encoder(weights: Mapping[str, Tensor], heads: int) -> PicturesEncoder:
-    """Builds pi0's encoder with the sizes of a folder's weights, which are loaded later."""
-    return _PaliGemmaEncoder(weights, heads)

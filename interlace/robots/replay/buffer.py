@@ -97,7 +97,7 @@ class ReplayLearnerConfig(ReplayConfig):
         return self
 
 
-class _Entry(Config):
+class _Entry(Config, frozen=False):
     """One trajectory without its content."""
 
     number: int
@@ -112,7 +112,7 @@ class _Entry(Config):
     """Location on disk, if written."""
 
 
-class _Index(Config):
+class _Index(Config, frozen=False):
     """State of a replay buffer without the contents."""
 
     next_number: int
@@ -123,6 +123,7 @@ class _Index(Config):
     evicted_unused: int
     total_uses: int
     entries: tuple[_Entry, ...]
+    """Trajectories of a file; empty in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -165,38 +166,35 @@ class Replay:
     """
 
     def __init__(self, config: ReplayConfig, folder: Path, *, seed: int) -> None:
-        """folder: directory of this buffer for contents that do not fit into memory; files of an earlier run are
-        deleted.
-        """
-        self._config, self._seed = config, seed
-        self._files = ReplayFiles(folder)
+        """folder: directory for contents that do not fit into memory; files of an earlier run are deleted."""
+        self._config, self._files = config, ReplayFiles(folder)
+        self._state = _Index(
+            next_number=0, rounds=0, draws=0, seed=seed, evicted=0, evicted_unused=0, total_uses=0, entries=()
+        )
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._samples: OrderedDict[int, Sample] = OrderedDict()
         """Contents in memory, the least recently used first."""
         self._sizes: dict[int, int] = {}
-        self._next = self._rounds = self._draws = 0
-        self._evicted = self._evicted_unused = self._total_uses = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, samples: Iterable[Sample], *, priorities: Sequence[float] | None = None) -> list[int]:
-        """Adds finished samples and returns their numbers. priorities: one per sample; if None, the highest in the
-        buffer.
-        """
+        """Adds finished samples. Returns their numbers. priorities: one each; if None, the highest in the buffer."""
         given = list(samples)
         highest = max((entry.priority for entry in self._entries.values()), default=1.0)
         weights = [highest] * len(given) if priorities is None else [float(priority) for priority in priorities]
         numbers = []
-        self._rounds += 1
+        self._state.rounds += 1
         for sample, priority in zip(given, weights, strict=True):
             _check_priority(priority)
-            number, self._next = self._next, self._next + 1
+            number = self._state.next_number
+            self._state.next_number += 1
             versions = [value for value, _ in sample.versions.pieces]
             self._entries[number] = _Entry(
                 number=number,
                 version=min(versions, default=0),
-                round=self._rounds,
+                round=self._state.rounds,
                 reward=sample.reward,
                 priority=priority,
             )
@@ -214,7 +212,7 @@ class Replay:
         eligible, such as successes to imitate.
         """
         eligible = [entry for entry in self._entries.values() if self._is_eligible(entry, version, min_reward)]
-        self._draws += 1
+        self._state.draws += 1
         weights = self._compute_weights(eligible)
         chosen = self._draw_indices(eligible, weights, count)
         drawn = [self._use_entry(eligible[place], version, float(weights[place])) for place in chosen]
@@ -226,7 +224,7 @@ class Replay:
         for number, priority in priorities:
             _check_priority(priority)
             if number in self._entries:
-                self._entries[number] = self._entries[number].model_copy(update={"priority": float(priority)})
+                self._entries[number].priority = float(priority)
 
     def contents(self, known: Container[int] = ()) -> Iterator[tuple[int, Sample]]:
         """Yields (number, sample) of the stored trajectories that are not known, in order, without counting a use."""
@@ -243,10 +241,10 @@ class Replay:
         return ReplayCounts(
             size=len(self._entries),
             in_memory=len(self._samples),
-            total_uses=self._total_uses,
+            total_uses=self._state.total_uses,
             max_uses=max(self.uses().values(), default=0),
-            evicted=self._evicted,
-            evicted_unused=self._evicted_unused,
+            evicted=self._state.evicted,
+            evicted_unused=self._state.evicted_unused,
         )
 
     def save(self, folder: Path) -> None:
@@ -254,16 +252,7 @@ class Replay:
         for number in self._samples:
             self._write_content(number)
         self._files.link_to(folder)
-        index = _Index(
-            next_number=self._next,
-            rounds=self._rounds,
-            draws=self._draws,
-            seed=self._seed,
-            evicted=self._evicted,
-            evicted_unused=self._evicted_unused,
-            total_uses=self._total_uses,
-            entries=tuple(self._entries.values()),
-        )
+        index = self._state.model_copy(update={"entries": tuple(self._entries.values())})
         (folder / _INDEX).write_text(index.model_dump_json(), encoding="utf-8")
 
     def restore(self, folder: Path) -> None:
@@ -281,15 +270,13 @@ class Replay:
         self._entries = OrderedDict((entry.number, entry) for entry in index.entries)
         self._samples.clear()
         self._sizes.clear()
-        self._next, self._rounds, self._draws, self._seed = index.next_number, index.rounds, index.draws, index.seed
-        self._evicted, self._evicted_unused = index.evicted, index.evicted_unused
-        self._total_uses = index.total_uses
+        self._state = index.model_copy(update={"entries": ()})
 
     def _is_eligible(self, entry: _Entry, version: int, min_reward: float | None) -> bool:
         limits = self._config
         if limits.max_versions_behind is not None and version - entry.version > limits.max_versions_behind:
             return False
-        if limits.max_rounds is not None and self._rounds - entry.round > limits.max_rounds:
+        if limits.max_rounds is not None and self._state.rounds - entry.round > limits.max_rounds:
             return False
         return min_reward is None or (entry.reward is not None and entry.reward >= min_reward)
 
@@ -311,24 +298,23 @@ class Replay:
             return list(places)[:count]
         # The smallest of exponential variables with these rates are a draw without repetition (Efraimidis and Spirakis
         # 2006).
-        random = np.random.default_rng(stable_hash("replay", self._seed, self._draws))
+        random = np.random.default_rng(stable_hash("replay", self._state.seed, self._state.draws))
         with np.errstate(divide="ignore"):
             times = random.exponential(size=len(eligible)) / weights
         return [int(place) for place in np.argsort(times, kind="stable")[:count]]
 
     def _use_entry(self, entry: _Entry, version: int, probability: float) -> Drawn:
-        used = entry.model_copy(update={"uses": entry.uses + 1})
         sample = self._read_content(entry)
-        self._entries[entry.number] = used
-        self._total_uses += 1
-        if self._config.max_uses is not None and used.uses >= self._config.max_uses:
+        entry.uses += 1
+        self._state.total_uses += 1
+        if self._config.max_uses is not None and entry.uses >= self._config.max_uses:
             self._evict_entry(entry.number)
         return Drawn(
             number=entry.number,
             sample=sample,
             staleness=version - entry.version,
-            age=self._rounds - entry.round,
-            uses=used.uses,
+            age=self._state.rounds - entry.round,
+            uses=entry.uses,
             probability=probability,
         )
 
@@ -358,15 +344,14 @@ class Replay:
     def _write_content(self, number: int) -> None:
         entry = self._entries[number]
         if entry.place is None:
-            place = self._files.write(sample_to_bytes(self._samples[number]))
-            self._entries[number] = entry.model_copy(update={"place": place})
+            entry.place = self._files.write(sample_to_bytes(self._samples[number]))
 
     def _evict_entry(self, number: int) -> None:
         entry = self._entries.pop(number)
         self._samples.pop(number, None)
         self._sizes.pop(number, None)
-        self._evicted += 1
-        self._evicted_unused += not entry.uses
+        self._state.evicted += 1
+        self._state.evicted_unused += not entry.uses
         if entry.place:
             self._files.release(entry.place)
 

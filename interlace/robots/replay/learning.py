@@ -68,7 +68,12 @@ class TrajectoryLearner:
             samples = [sample for sample in samples if has_labels(sample)]
         found.add(samples, priorities=[_compute_priority(sample) for sample in samples])
         if off_policy:
-            batch.metrics.update(await self._learn_off_policy(off_policy, batch.step, samples) | _metrics(found, []))
+            num_turns = sum(len(list_trained_turns(sample)) for sample in samples)
+            self.num_updates += (
+                1  # before the updates: a stop in between does not save their weights as the last step's
+            )
+            learnt = await off_policy.learn(batch.step, found, num_turns, self._actor)
+            batch.metrics.update(learnt | _metrics(found, []))
             return
         least = config.imitate_from if config.learner == "imitation" else None
         draws = [found.draw(config.draw_size, version=self._version(), min_reward=least) for _ in range(config.updates)]
@@ -77,12 +82,6 @@ class TrajectoryLearner:
         to_fit = world.drawn(found, self._version()) if world else []
         learnt, fitted = await gather(self._train_on(drawn), self._fit_world_model(batch.step + 1, samples, to_fit))
         batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
-
-    async def _learn_off_policy(self, off_policy: OffPolicy, step: int, samples: Sequence[Sample]) -> Metrics:
-        """Makes the updates of an off-policy algorithm. samples: those that the step added."""
-        num_turns = sum(len(list_trained_turns(sample)) for sample in samples)
-        self.num_updates += 1  # before the updates: a stop in between does not save their weights as the last step's
-        return await off_policy.learn(step, self._learning.replay, num_turns, self._actor)
 
     async def _fit_world_model(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
         """Fits the world model, if there is one, while the policy learns."""

@@ -73,11 +73,8 @@ class TransitionTable:
     def add(self, number: int, transitions: TransitionBatch) -> None:
         """Adds the transitions of one episode, with the largest priority so far."""
         largest = max((float(each.max()) for each in self._priorities.values()), default=1.0)
-        restored = self._restored.pop(number, None)
         self._parts[number] = transitions
-        self._priorities[number] = (
-            np.full(len(transitions), largest, np.float32) if restored is None else restored.copy()
-        )
+        self._priorities[number] = self._restored.pop(number, np.full(len(transitions), largest, np.float32))
 
     def priorities(self) -> FloatArray:
         """Returns the priorities [transitions], in the order of draw()."""

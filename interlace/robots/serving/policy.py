@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -29,28 +28,16 @@ PICTURE_UNITS = "RGB, 0 to 255"
 class ServedPolicy(Protocol):
     """Policy of a server. Robots call it concurrently."""
 
-    @property
-    def schema(self) -> PolicySchema:
-        """Inputs and outputs."""
-        ...
+    schema: PolicySchema
+    """Inputs and outputs."""
 
     async def act(self, request: ActRequest) -> FloatArray:
         """Returns a chunk [K, A] in the robot's units, which begins with the committed actions of the request."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Describe:
-    """Facts of a server that a policy's schema contains."""
-
-    name: str
-    """Name of the policy."""
-    control_hz: float
-    """Actions per second."""
-
-
 def describe_turns(
-    about: Describe, config: RobotConfig, spec: EnvSpec, actions: ActionTokens, instructions: Sequence[str]
+    name: str, config: RobotConfig, spec: EnvSpec, actions: ActionTokens, instructions: Sequence[str], control_hz: float
 ) -> PolicySchema:
     """Returns the schema of a run's policy. spec: of the run's simulators, whose arrays a robot sends.
 
@@ -60,15 +47,15 @@ def describe_turns(
     units = f"as in {config.env.family}"
     is_bounded = bool(np.isfinite(spec.action.low).all() and np.isfinite(spec.action.high).all())
     return PolicySchema(
-        policy=about.name,
+        policy=name,
         observation={
-            name: _describe_array(name, spec.observation[name], actions, units) for name in actions.reads.shapes
+            array: _describe_array(array, spec.observation[array], actions, units) for array in actions.reads.shapes
         },
         actions=ArrayField(shape=(actions.chunk, spec.action.size), dtype="float32", units=units),
         low=tuple(spec.action.low.tolist()) if is_bounded else (),
         high=tuple(spec.action.high.tolist()) if is_bounded else (),
         num_choices=spec.action.num_choices,
-        control_hz=about.control_hz,
+        control_hz=control_hz,
         executed=actions.chunk,
         known_instructions=tuple(instructions),
         prefix_rule=_find_rule(actions),

@@ -1,9 +1,10 @@
 """Published flow-matching policies (SmolVLA, pi0, pi0.5) as policies of the server."""
 
+import asyncio
 import json
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,7 @@ from interlace.core.guide import Guide
 from interlace.core.types import FloatArray
 from interlace.robots.models.flow_vla import FlowVLAPolicy, Sensed, load_flow_vla
 from interlace.robots.models.lerobot_folder import CONFIG, KINDS, STATE
-from interlace.robots.serving.batching import RequestBatches
-from interlace.robots.serving.policy import PICTURE_UNITS, Describe
+from interlace.robots.serving.policy import PICTURE_UNITS
 from interlace.robots.serving.prefix import commit_prefix, make_guide
 from interlace.robots.serving.schema import ANY, ActRequest, ArrayField, PolicySchema
 
@@ -39,31 +39,65 @@ def is_published_policy(path: Path) -> bool:
     return isinstance(found, dict) and found.get("type") in KINDS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prepared:
-    sensed: Sensed
-    noise: FloatArray
-    """[K, P]."""
-    guide: Guide | None
+class RequestBatches:
+    """Computes all requests that wait at one time in one call. Used within one event loop."""
+
+    def __init__(self, compute: Callable[[Sequence[ActRequest]], Sequence[FloatArray]], *, most: int) -> None:
+        """compute: returns an answer for each request. most: requests of a call."""
+        self._compute, self._most = compute, most
+        self._waiting: list[tuple[ActRequest, asyncio.Future[FloatArray]]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, request: ActRequest) -> FloatArray:
+        """Returns the answer to a request. Raises the error of its call."""
+        future: asyncio.Future[FloatArray] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return await future
+
+    def close(self) -> None:
+        """Ends the thread after its current call."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            batch = [(request, future) for request, future in batch if not future.done()]  # the others have gone
+            if batch:
+                await self._run_batch([request for request, _ in batch], [future for _, future in batch])
+
+    async def _run_batch(self, requests: Sequence[ActRequest], futures: Sequence["asyncio.Future[FloatArray]"]) -> None:
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, requests)
+        except Exception as error:  # noqa: BLE001 - each robot gets it, and the server continues
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for future, answer in zip(futures, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
 
 
 class PublishedPolicy:
     """A published policy. Its chunk begins with noise of a fixed seed, or of a new seed for each request."""
 
-    def __init__(self, path: Path, about: Describe, *, samples: bool, instructions: Sequence[str] = ()) -> None:
-        """samples: True for new noise. instructions: known to the clients; may be empty.
+    def __init__(self, path: Path, control_hz: float, *, samples: bool) -> None:
+        """control_hz: actions per second, which the schema states. samples: True for new noise.
 
         Raises UserError if the folder is not a complete policy: weights, statistics and tokenizer.
         """
         tokenizer = _load_tokenizer(path)
         self._policy = FlowVLAPolicy(load_flow_vla(path), tokenizer)
         self._samples = samples
-        self._batches: RequestBatches[ActRequest, FloatArray] = RequestBatches(self._compute, most=LARGEST_BATCH)
+        self._batches = RequestBatches(self._compute, most=LARGEST_BATCH)
         folder = self._policy.folder
         [state_size] = folder.settings["input_features"][STATE]["shape"]
         units = "as in the policy's data set"
         self.schema = PolicySchema(
-            policy=about.name,
+            policy=str(path),
             observation={
                 "state": ArrayField(shape=(int(state_size),), dtype="float32", units=units),
                 **{
@@ -72,14 +106,12 @@ class PublishedPolicy:
                 },
             },
             actions=ArrayField(shape=(folder.schedule.chunk, folder.schedule.size), dtype="float32", units=units),
-            control_hz=about.control_hz,
+            control_hz=control_hz,
             executed=min(folder.executed, folder.schedule.chunk),
-            known_instructions=tuple(instructions),
             prefix_rule="guided",
         )
 
     async def act(self, request: ActRequest) -> FloatArray:
-        """Returns a chunk; see ServedPolicy."""
         chunk = await self._batches.ask(request)
         return commit_prefix(chunk, request.prefix, request.delay)
 
@@ -87,7 +119,8 @@ class PublishedPolicy:
         """Ends the thread of the forward passes."""
         self._batches.close()
 
-    def _prepare(self, request: ActRequest) -> _Prepared:
+    def _prepare(self, request: ActRequest) -> tuple[Sensed, FloatArray, Guide | None]:
+        """Returns the inputs of a request, noise [K, P], and the guide of a prefix."""
         policy, schedule = self._policy, self._policy.network.schedule
         seed = request.seed if request.seed is not None else secrets.randbits(63) if self._samples else 0
         guide = None
@@ -95,14 +128,13 @@ class PublishedPolicy:
             scaled = policy.folder.action.normalize(request.prefix)
             guide = make_guide(scaled, request.delay, (schedule.chunk, schedule.padded_size))
         noise = policy.draw_noise(np.random.default_rng(seed))
-        return _Prepared(policy.sense(request.observation, request.prompt), noise, guide)
+        return policy.sense(request.observation, request.prompt), noise, guide
 
     def _compute(self, requests: Sequence[ActRequest]) -> list[FloatArray]:
-        prepared = [self._prepare(request) for request in requests]
-        guides = [one.guide for one in prepared]
+        sensed, noise, guides = zip(*[self._prepare(request) for request in requests], strict=True)
         chunks = self._policy.network.sample(
-            _join_sensed([one.sensed for one in prepared]),
-            torch.from_numpy(np.stack([one.noise for one in prepared])),
+            _join_sensed(sensed),
+            torch.from_numpy(np.stack(noise)),
             guides if any(guide is not None for guide in guides) else (),
         )
         return [self._policy.restore(chunk) for chunk in chunks.numpy()]

@@ -6,18 +6,21 @@ after which the connection stays open.
 
 import asyncio
 import secrets
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interlace.core.errors import UserError, first_line
 from interlace.core.types import JSON, FloatArray
+from interlace.robots.datasets.episodes import RecordedEpisode
+from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLimits
 from interlace.robots.serving.policy import ServedPolicy
-from interlace.robots.serving.recording import InterventionRecorder
 from interlace.robots.serving.schema import (
     ActRequest,
     Intervention,
@@ -75,6 +78,38 @@ class ServerStats:
         return found
 
 
+class InterventionRecorder:
+    """Writes each intervention as one episode of a LeRobotDataset. The column `action.expert` marks its actions as
+    demonstrated. The data set is complete after each episode.
+    """
+
+    def __init__(self, folder: Path, *, fps: float, robot_type: str | None = None) -> None:
+        """Raises UserError if the folder contains files, or pyarrow is missing."""
+        self._writer = LeRobotWriter(folder, fps=fps, robot_type=robot_type)
+        self._lock = threading.Lock()
+        self.num_episodes = 0
+
+    def add(self, given: Intervention) -> int:
+        """Adds an intervention, and returns the number of episodes. May be called from several threads.
+
+        Raises UserError if its columns differ from the first one's: all have rewards, ends and success, or none.
+        """
+        episode = RecordedEpisode(
+            instruction=given.prompt,
+            observations=given.observations,
+            actions=given.actions,
+            shown=given.actions,
+            rewards=given.rewards,
+            terminated=given.terminated,
+            success=given.success,
+        )
+        with self._lock:
+            self._writer.add(episode)
+            self._writer.finish()
+            self.num_episodes += 1
+            return self.num_episodes
+
+
 class PolicyServer:
     """Serves one policy to robots, in this process's event loop, from start() to close()."""
 
@@ -93,7 +128,8 @@ class PolicyServer:
         self.api_key = api_key or f"robot-{secrets.token_urlsafe(24)}"
         self.stats = ServerStats()
         schema = policy.schema
-        self._limits = _complete_limits(limits or SafetyLimits(), schema)
+        given = limits or SafetyLimits()
+        self._limits = given.model_copy(update={"low": given.low or schema.low, "high": given.high or schema.high})
         self._limits.check_size(schema.size)
         self.schema: PolicySchema = schema.model_copy(
             update={"applied_limits": limits and self._limits, "records_interventions": recorder is not None}
@@ -228,11 +264,6 @@ class PolicyServer:
 
         del request
         return web.Response(text="OK\n")
-
-
-def _complete_limits(limits: SafetyLimits, schema: PolicySchema) -> SafetyLimits:
-    """Returns the limits with the bounds of the policy's actions, if they set none."""
-    return limits.model_copy(update={"low": limits.low or schema.low, "high": limits.high or schema.high})
 
 
 def _read_key(request: "web.Request") -> str:

@@ -1,16 +1,14 @@
 """A simulated robot: one environment of a family that is stepped once a tick, in place of hardware."""
 
-import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Self
 
 import numpy as np
 
 from interlace.core.types import FloatArray
 from interlace.robots.envs.load import create_envs
-from interlace.robots.serving.client import PolicyClient
-from interlace.robots.serving.control import ControlLoop, ControlReport, ControlSettings, Tick
+from interlace.robots.envs.spec import select_row
+from interlace.robots.serving.control import Tick
 from interlace.rollouts.envs.spec import EnvSpec, Observation
 
 
@@ -30,16 +28,14 @@ class SimulatedRobot:
     def reset(self, init_state: int, task: int = 0) -> None:
         """Starts an episode."""
         found = self._envs.reset(seeds=[0], task_ids=[task], init_state_ids=[init_state])
-        self._observed = _first(found)
+        self._observed = select_row(found, 0)
 
     def observe(self) -> Observation:
-        """Returns the current arrays."""
         return self._observed
 
     def act(self, action: FloatArray) -> Tick:
-        """Executes one action, [A]."""
         done = self._envs.chunk_step(action[None, None])
-        self._observed = _first(done.observation)
+        self._observed = select_row(done.observation, 0)
         return Tick(
             ended=bool(done.ended[0]),
             terminated=bool(done.terminated.any()),
@@ -60,47 +56,3 @@ class SimulatedRobot:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RobotProcess:
-    """Work of a process that stands for a robot. It can be sent to another process."""
-
-    url: str
-    api_key: str
-    family: str
-    settings: Mapping[str, object]
-    starts: tuple[int, ...]
-    """Initial states, one for each episode."""
-    max_ticks: int
-    delay_s: float = 0.0
-    """Emulated delay of the network, in seconds."""
-    control: ControlSettings = field(default_factory=ControlSettings)
-
-    def run(self) -> list[ControlReport]:
-        """Runs the episodes."""
-        with (
-            SimulatedRobot(self.family, self.settings) as robot,
-            PolicyClient(self.url, self.api_key, delay_s=self.delay_s) as client,
-        ):
-            client.schema.check_robot(robot.spec)
-            found = []
-            for start in self.starts:
-                robot.reset(start)
-                found.append(ControlLoop(client, robot, self.control).run(self.max_ticks))
-            return found
-
-
-def expert_after(robot: SimulatedRobot, ticks: range) -> Callable[[Observation], FloatArray | None]:
-    """Returns a scripted human: takes over during some ticks, and acts as the simulator's expert."""
-    count = itertools.count()
-
-    def act(observation: Observation) -> FloatArray | None:
-        del observation
-        return robot.expert_action() if next(count) in ticks else None
-
-    return act
-
-
-def _first(observation: Observation) -> Observation:
-    return {name: array[0] for name, array in observation.items()}

@@ -28,9 +28,7 @@ class EnsembleModelConfig(EnsembleConfig, WorldModelConfig):
 
 
 class EnsembleModel(WorldModel):
-    """The ensemble. States and chunks are scaled by the spread of the data of the first fit. A state of the model is
-    the state vector.
-    """
+    """The ensemble. A state of the model is the state vector. The data of the first fit scales states and chunks."""
 
     array = STATE
     config: EnsembleModelConfig
@@ -101,7 +99,6 @@ class EnsembleModel(WorldModel):
 
     @torch.no_grad()
     def predict(self, states: FloatArray, chunks: FloatArray) -> Prediction:
-        """Predicts the results of chunks, [B, C], from states, [B, D]."""
         out = self(torch.from_numpy(np.concatenate([states, chunks], axis=1)))
         changes = out[..., :-2]
         mean, successes = changes.mean(0) * self.change_scale, torch.sigmoid(out[..., -1]).mean(0).numpy()
@@ -118,11 +115,9 @@ class EnsembleModel(WorldModel):
         return np.flatnonzero(data.firsts > 0)[:MAX_STARTS]
 
     def infer_states(self, data: Transitions, rows: NDArray[np.int64]) -> FloatArray:
-        """Returns the state vectors themselves."""
         return np.asarray(data.states[rows], np.float32)
 
     def decode(self, states: FloatArray) -> Array:
-        """Returns the state vectors themselves."""
         return states.copy()
 
     def _measure(self, given: Tensor, change: Tensor) -> None:

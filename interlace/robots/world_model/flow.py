@@ -15,13 +15,19 @@ from interlace.runtime.typed_group import TypedGroup
 
 if TYPE_CHECKING:
     from interlace.robots.world_model.model import Transitions
-    from interlace.robots.world_model.worker import FitWork
 
 
 class WorldModelGroup(TypedGroup, Protocol):
     """Group of the worker that fits the world model: robots/world_model/worker.py, WorldModelWorker."""
 
-    def fit(self, folder: Path, work: "FitWork") -> Handle[Metrics]:
+    def fit(
+        self,
+        folder: Path,
+        step: int,
+        bounds: tuple[tuple[float, ...], tuple[float, ...]],
+        fresh: "Transitions",
+        drawn: "Transitions",
+    ) -> Handle[Metrics]:
         """Fits the newest model in a folder and publishes the result there."""
         ...
 
@@ -36,31 +42,19 @@ class WorldLearning:
     """Folder of published models, which imagined environments read."""
     decode: Callable[[IntArray], FloatArray]
     """Converts a turn's action tokens to actions, [K, A]."""
-    low: tuple[float, ...]
-    """[A] smallest values of an action."""
-    high: tuple[float, ...]
-    """[A] largest values of an action."""
+    bounds: tuple[tuple[float, ...], tuple[float, ...]]
+    """[A] smallest and largest values of an action."""
 
     def drawn(self, replay: Replay, version: int) -> list[Sample]:
         """Draws the samples to fit the next model to."""
         return [one.sample for one in replay.draw(self.settings.fit_on, version=version)]
 
     async def fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
-        """Fits and publishes the model of a step. fresh: samples of the step, on which the previous model is evaluated
-        first.
-        """
-        from interlace.robots.world_model.worker import FitWork
-
+        """Fits and publishes the model of a step. fresh: samples of the step, on which the last one is evaluated."""
         if not fresh or not drawn:
             return {}
-        work = FitWork(
-            step=step,
-            low=self.low,
-            high=self.high,
-            fresh=self._make_transitions(fresh),
-            drawn=self._make_transitions(drawn),
-        )
-        return await self.group.fit(self.folder, work)
+        transitions = self._make_transitions(fresh), self._make_transitions(drawn)
+        return await self.group.fit(self.folder, step, self.bounds, *transitions)
 
     def _make_transitions(self, samples: Sequence[Sample]) -> "Transitions":
         from interlace.robots.world_model.model import transitions_of

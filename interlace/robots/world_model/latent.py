@@ -149,7 +149,6 @@ class LatentModel(WorldModel):
 
     @torch.no_grad()
     def predict(self, states: FloatArray, chunks: FloatArray) -> Prediction:
-        """Predicts the results of chunks; see WorldModel."""
         hidden, stochastic = torch.from_numpy(states).split(
             [self.config.recurrent_size, self.config.stochastic_size], -1
         )
@@ -183,7 +182,6 @@ class LatentModel(WorldModel):
         return pictures.permute(0, 2, 3, 1).to(torch.uint8).numpy()
 
     def save(self, folder: Path, starts: FloatArray, errors: Mapping[int, float] | None = None) -> None:
-        """Writes the model and the moments of its optimizer; see WorldModel."""
         super().save(folder, starts, errors)
         save_file(dict(self.moments), folder / MOMENTS)
 
@@ -263,20 +261,17 @@ class LatentModel(WorldModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sequences:
-    """Consecutive transitions."""
+    """Consecutive transitions, [B, L] each unless another shape is given."""
 
     pictures: Tensor
     """[B, L, 3, S, S] before the chunks, 0 to 1."""
     chunks: Tensor
     """[B, L, C]."""
     firsts: Tensor
-    """[B, L] 1 if the state of the model starts from zero: at the first chunk of an episode or of a sequence."""
+    """1 if the state of the model starts from zero: at the first chunk of an episode or of a sequence."""
     rewards: Tensor
-    """[B, L]."""
     successes: Tensor
-    """[B, L]."""
     ends: Tensor
-    """[B, L]."""
 
 
 def _make_layer(given: int, width: int) -> nn.Module:

@@ -138,9 +138,7 @@ class WorldModel(nn.Module, ABC):
 
     @abstractmethod
     def fit(self, data: Transitions, *, steps: int, seed: int = 0) -> float:
-        """Trains for a number of optimizer steps. Returns the mean loss of the last tenth. Raises UserError without
-        data.
-        """
+        """Makes optimizer steps. Returns the mean loss of the last tenth. Raises UserError without data."""
 
     @abstractmethod
     def predict(self, states: FloatArray, chunks: FloatArray) -> Prediction:

@@ -1,6 +1,5 @@
 """Worker that fits the world model of a robot's simulators while the policy learns."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +9,11 @@ from interlace.models.config import WorldModelSettings
 from interlace.models.published import newest_model, publish_model
 from interlace.robots.world_model.ensemble import EnsembleModel
 from interlace.robots.world_model.load import create_world_model, load_world_model
-from interlace.robots.world_model.model import Transitions, WorldModel, error_by_horizon
+from interlace.robots.world_model.model import Transitions, error_by_horizon
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 HORIZONS = (1, 2, 4, 8, 16)
 """Numbers of chunks after which imagined observations are compared with real ones."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FitWork:
-    """Input of one fit: transitions to evaluate the model on, and transitions to train it on."""
-
-    step: int
-    """Step number, which names the fit and is the key of its draws."""
-    low: tuple[float, ...]
-    """[A] smallest values of an action."""
-    high: tuple[float, ...]
-    """[A] largest values of an action."""
-    fresh: Transitions
-    """Episodes of the step, which the model has not seen; its errors on them are measured before the fit."""
-    drawn: Transitions
-    """Episodes to fit the model to."""
 
 
 class WorldModelWorker(Worker):
@@ -43,25 +26,33 @@ class WorldModelWorker(Worker):
         self._device = "cpu" if device.startswith("cpu") else device
 
     @operation(bin="train", phase="world_model")
-    def fit(self, folder: Path, work: FitWork) -> Metrics:
-        """Evaluates the newest model in a folder on fresh episodes, fits it to drawn ones, and publishes it there."""
-        model = self._make_model(folder, work)
-        errors = error_by_horizon(model, work.fresh, HORIZONS) if model.is_fitted else {}
+    def fit(
+        self,
+        folder: Path,
+        step: int,
+        bounds: tuple[tuple[float, ...], tuple[float, ...]],
+        fresh: Transitions,
+        drawn: Transitions,
+    ) -> Metrics:
+        """Evaluates the newest model in a folder on fresh episodes, fits it to drawn ones, and publishes it there.
+
+        step: key of the fit's draws, and name of the model. bounds: [A] smallest and largest values of an action.
+        """
+        if newest_model(folder):
+            model, _ = load_world_model(folder)
+        else:
+            model = create_world_model(self._settings, drawn, *bounds)
+        errors = error_by_horizon(model, fresh, HORIZONS) if model.is_fitted else {}
         metrics: Metrics = {f"world_model/error_{number}": value for number, value in errors.items()}
         model.to(self._device)
-        metrics["world_model/loss"] = model.fit(work.drawn, steps=self._settings.fit_steps, seed=work.step)
-        metrics["world_model/transitions"] = len(work.drawn)
+        metrics["world_model/loss"] = model.fit(drawn, steps=self._settings.fit_steps, seed=step)
+        metrics["world_model/transitions"] = len(drawn)
         model.cpu()
-        starts = model.infer_states(work.drawn, model.list_starts(work.drawn))
-        publish_model(folder, work.step, lambda own: model.save(own, starts, errors))
+        starts = model.infer_states(drawn, model.list_starts(drawn))
+        publish_model(folder, step, lambda own: model.save(own, starts, errors))
         if isinstance(model, EnsembleModel):
-            metrics |= _measure_disagreement(model, work.fresh)
+            metrics |= _measure_disagreement(model, fresh)
         return metrics
-
-    def _make_model(self, folder: Path, work: FitWork) -> WorldModel:
-        if newest_model(folder):
-            return load_world_model(folder)[0]
-        return create_world_model(self._settings, work.drawn, work.low, work.high)
 
 
 def _measure_disagreement(model: EnsembleModel, data: Transitions) -> Metrics:

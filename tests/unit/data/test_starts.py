@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from interlace.data.config import StartSource
 from interlace.data.starts import HELDOUT_FROM, start_rows
+from interlace.robots.experts import DEMONSTRATED_FROM
 
 THREE = ("reach", "press", "close")
 
@@ -41,3 +42,12 @@ def test_instructions_of_one_task_begin_in_the_same_states_as_different_prompts(
     assert len({row.uid for row in rows}) == 9
     assert [row.metadata["init_state"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert [row.uid for row in rows[:3]] == ["start/1/0", "start/0/0", "start/1/0/1"]
+
+
+def test_no_seed_selects_the_states_of_demonstrations() -> None:
+    first = [
+        int(str(row.metadata["init_state"])) for row in start_rows(StartSource(instructions=THREE, seed=699), "train")
+    ]
+    assert max(first) < DEMONSTRATED_FROM
+    with pytest.raises(ValidationError, match="less than 700"):
+        StartSource(instructions=THREE, seed=700)

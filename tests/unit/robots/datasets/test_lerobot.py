@@ -179,6 +179,18 @@ def test_a_single_camera_may_have_no_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.observations["image"], given[0].observations["front"])
 
 
+def test_a_time_limit_is_no_end_of_the_task(tmp_path: Path) -> None:
+    """In LeRobot's recordings `next.done` is true at a time limit too, and `next.truncated` tells them apart."""
+    write(tmp_path)
+    path, info = tmp_path / "data/chunk-000/file-000.parquet", json.loads((tmp_path / "meta/info.json").read_text())
+    table, is_cut = parquet.read_table(path), np.arange(16) == 10
+    parquet.write_table(table.append_column("next.truncated", [is_cut]), path)
+    features = info["features"] | {"next.truncated": {"dtype": "bool", "shape": [1], "names": None}}
+    _change_info(tmp_path, features=features)
+    ends = [each.terminated for each in LeRobotReader(tmp_path).episodes()]
+    assert [end is not None and bool(end[-1]) for end in ends] == [True, False, True]
+
+
 def _change_info(folder: Path, **changes: object) -> None:
     path = folder / "meta/info.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

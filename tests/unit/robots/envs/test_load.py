@@ -1,10 +1,11 @@
 """Mistakes of a user about environments, and failures inside them, are reported."""
 
+import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
 from interlace.robots.envs import load
-from interlace.robots.envs.load import EnvConfig, check_memory, create_envs, env_family_names
+from interlace.robots.envs.load import EnvConfig, check_memory, create_envs
 from interlace.rollouts.envs.spec import SimulatorError
 
 WALK = "tests.contract.envs:Walk"
@@ -15,7 +16,6 @@ def walkers(num_envs: int = 2, **settings: object):
 
 
 def test_families_are_found_by_name() -> None:
-    assert {"metaworld", "gymnasium"} <= set(env_family_names())
     assert walkers().spec.instructions == ("go right",)
     assert walkers(instructions={"right": "walk on"}).spec.instructions == ("walk on",)
 
@@ -114,3 +114,11 @@ def test_a_reset_that_breaks_changes_no_other_environment() -> None:
         envs.reset(seeds=[0], task_ids=[0], init_state_ids=[9], slots=[1])
     after = envs.chunk_step([[[0.1]]], slots=[0]).observation
     assert abs(after["state"][0, 0] - before["state"][0, 0]) < 1
+
+
+def test_a_chunk_for_an_environment_without_an_episode_steps_no_other() -> None:
+    envs = walkers()
+    before = envs.reset(seeds=[0], task_ids=[0], init_state_ids=[0], slots=[0])
+    with pytest.raises(UserError, match="environment 1 was not reset before its first chunk"):
+        envs.chunk_step(np.ones((2, 1, 1), np.float32))
+    np.testing.assert_array_equal(envs.observe([0])["state"], before["state"])

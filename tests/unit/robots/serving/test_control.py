@@ -14,7 +14,7 @@ from interlace.robots.datasets.load import open_dataset
 from interlace.robots.serving.control import ControlLoop, ControlReport, ControlSettings, Robot, Tick
 from interlace.robots.serving.limits import SafetyLimits
 from interlace.robots.serving.schema import Intervention
-from interlace.robots.serving.simulated import SimulatedRobot, expert_after
+from interlace.robots.serving.simulated import SimulatedRobot
 from interlace.robots.serving.wire import RequestError
 from interlace.rollouts.envs.spec import Observation
 from interlace.run.recipe.config import algorithm_of
@@ -133,9 +133,13 @@ def test_the_actions_of_a_human_become_demonstrations(
                 raise OSError("the arm is stuck")
             return super().act(action)
 
-    watched, humans = Stuck(robot), [expert_after(robot, range(4, 20)) for _ in range(2)]
+    watched, humans = Stuck(robot), [iter(range(HORIZON)), iter(range(HORIZON))]
+
+    def take_over(observation: Observation) -> FloatArray | None:
+        return robot.expert_action() if 4 <= next(humans[-1]) < 20 else None
+
     with connect(server) as client:
-        loop = ControlLoop(client, watched, ControlSettings(), human=lambda seen: humans[-1](seen))
+        loop = ControlLoop(client, watched, ControlSettings(), human=take_over)
         with pytest.raises(OSError, match="stuck"):
             loop.run(HORIZON)
         humans.pop()
