@@ -281,8 +281,7 @@ def serve(
     `policy.KEY=VALUE` among the overrides.
     """
     from interlace.api.background import Server
-    from interlace.cli.serve import check_access, make_served_recipe
-    from interlace.cli.serve_policy import make_served_policy
+    from interlace.cli.serve import check_access, make_served_policy, make_served_recipe
     from interlace.run.serve import ServeOptions
     from interlace.run.serve_policy import PolicyOptions, split_policy_settings
 

@@ -46,63 +46,6 @@ _MODEL = (
 """Files that transformers reads from the folder of a model."""
 
 
-class StoredRun:
-    """Settings, logs and checkpoints in the folder of a run."""
-
-    def __init__(self, folder: Path, chosen: str | int) -> None:
-        """chosen: the checkpoint to use: `newest`, `best` or a step."""
-        self.files = RunFolder(path=folder)
-        self._checkpoints, self._chosen = Checkpoints(self.files.checkpoints, keep=1), chosen
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """The settings of the run."""
-        return load_recipe(str(self.files.config))
-
-    @cached_property
-    def data(self) -> RunData:
-        """Metrics, evaluations and samples, read once."""
-        return RunData.read(self.files)
-
-    def find_checkpoint(self) -> Path | None:
-        """Returns the chosen checkpoint. Returns None if the run has no checkpoint."""
-        latest = self._checkpoints.latest()
-        if self._chosen == NEWEST or latest is None:
-            return latest
-        return choose_checkpoint(self.files, self.recipe.best, self._chosen)
-
-    def find_best_checkpoint(self) -> Path | None:
-        """Returns the best checkpoint by the run's `best`. Returns None if the run has none."""
-        steps = self._checkpoints.steps()
-        best = read_best(self.recipe.best, self.files, steps).step if self.recipe.best and steps else None
-        return None if best is None else self._checkpoints.path(best)
-
-    def require_checkpoint(self) -> Path:
-        """Returns the chosen checkpoint. Raises UserError if the run has no checkpoint."""
-        path = self.find_checkpoint()
-        if path is None:
-            raise UserError(
-                f"run {self.files.name!r} has no checkpoint yet; it writes one at its end, or every checkpoint_every "
-                "steps."
-            )
-        return path
-
-    def summarize(self, *, was_interrupted: bool) -> dict[str, object]:
-        """Returns the run in a few values for display: steps, reward, held-out accuracy or loss, checkpoint."""
-        if not self.files.has_trained:
-            return {"steps": "none yet"}
-        rewards = self.data.values("reward/mean")
-        ended = ", interrupted" if was_interrupted else ""
-        found: dict[str, object] = {"steps": f"{len(self.data.rows)} of {self.recipe.steps}{ended}"}
-        if rewards:
-            found["reward"] = f"{rewards[0]:.3g} -> {rewards[-1]:.3g}"
-        for name, metric in (("held-out accuracy", "eval/accuracy_greedy"), ("held-out loss", "eval/loss")):
-            if values := self.data.values(metric):
-                found[name] = f"{values[0]:.3f} -> {values[-1]:.3f}"
-        checkpoint = self.find_checkpoint()
-        return {**found, "checkpoint": checkpoint.name if checkpoint else "none"}
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainedRun:
     """A run that was trained by train(), or read by load_run()."""
@@ -123,7 +66,7 @@ class TrainedRun:
     @cached_property
     def recipe(self) -> Recipe:
         """The settings of the run."""
-        return self._stored.recipe
+        return load_recipe(str(_files(self).config))
 
     @property
     def was_interrupted(self) -> bool:
@@ -133,32 +76,38 @@ class TrainedRun:
     @property
     def checkpoint(self) -> Path | None:
         """Returns the chosen checkpoint, a folder that transformers loads; None if there is none."""
-        return self._stored.find_checkpoint()
+        latest = Checkpoints(_files(self).checkpoints, keep=1).latest()
+        if self.chosen == NEWEST or latest is None:
+            return latest
+        return choose_checkpoint(_files(self), self.recipe.best, self.chosen)
 
     @property
     def best_checkpoint(self) -> Path | None:
         """Returns the best checkpoint by the run's `best`; None if the run has none."""
-        return self._stored.find_best_checkpoint()
+        checkpoints = Checkpoints(_files(self).checkpoints, keep=1)
+        steps = checkpoints.steps()
+        best = read_best(self.recipe.best, _files(self), steps).step if self.recipe.best and steps else None
+        return None if best is None else checkpoints.path(best)
 
     @property
     def metrics(self) -> Table:
         """Returns the metrics, one row for each step, with `step` first."""
-        return _make_table(self._stored.data.rows)
+        return _make_table(self._data.rows)
 
     @property
     def rewards(self) -> Sequence[float]:
         """Returns the mean reward of each step."""
-        return self._stored.data.values("reward/mean")
+        return self._data.values("reward/mean")
 
     @property
     def samples(self) -> Table:
         """Returns the samples that ended: step, prompt, response, reward, event and others."""
-        return _make_table([asdict(transcript) for transcript in self._stored.data.transcripts])
+        return _make_table([asdict(transcript) for transcript in self._data.transcripts])
 
     @property
     def evaluations(self) -> Table:
         """Returns the held-out accuracies, one row for each evaluation; step 0 is before training."""
-        return _make_table(self._stored.data.evaluations)
+        return _make_table(self._data.evaluations)
 
     @cached_property
     def model(self) -> "PreTrainedModel":
@@ -166,7 +115,7 @@ class TrainedRun:
         from transformers import AutoModelForCausalLM
 
         with TRANSFORMERS_LOCK:
-            found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._stored.require_checkpoint())
+            found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(_require_checkpoint(self))
         return found.eval()
 
     @cached_property
@@ -174,7 +123,7 @@ class TrainedRun:
         """The tokenizer of the trained model."""
         from interlace.models.loading import load_tokenizer
 
-        return load_tokenizer(self.recipe.model.stored_in(self._stored.require_checkpoint()))
+        return load_tokenizer(self.recipe.model.stored_in(_require_checkpoint(self)))
 
     @for_python
     def generate(
@@ -224,7 +173,7 @@ class TrainedRun:
         from interlace.observe.report.page import write_report
 
         path = writable(self.folder / "report.html" if out is None else Path(out).expanduser(), "--out")
-        write_report([self._stored.files], path, step=step)
+        write_report([_files(self)], path, step=step)
         return path
 
     @for_python
@@ -233,11 +182,13 @@ class TrainedRun:
 
         overwrite: replaces the files of a model in the folder, and keeps others. Raises UserError.
         """
-        target, checkpoint = Path(folder).expanduser(), self._stored.require_checkpoint()
+        target, checkpoint = Path(folder).expanduser(), _require_checkpoint(self)
         if target.exists() and not target.is_dir():
             raise UserError(f"{target} is a file. Choose another name, of a folder.")
         if target.exists() and any(target.iterdir()) and not overwrite:
             raise UserError(f"{target} exists already. Replace its files (--overwrite), or choose another folder.")
+        if target.resolve() == checkpoint.resolve():
+            raise UserError(f"{target} is the checkpoint itself, which a copy would remove. Choose another folder.")
         # transformers would read files that an earlier model has and this one does not, such as an adapter's.
         for path in [found for pattern in _MODEL for found in target.glob(pattern)]:
             path.unlink()
@@ -275,26 +226,53 @@ class TrainedRun:
             to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
             token=token,
         )  # fmt: skip
-        return export_run(self._stored.files, self.recipe, options)
+        return export_run(_files(self), self.recipe, options)
 
     def __repr__(self) -> str:
         here = Path.cwd()
         folder = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
         lines = [f"{type(self).__name__} {self.name!r} in {folder}"]
-        summary = self._stored.summarize(was_interrupted=self.was_interrupted)
+        summary = _summarize(self, self._data) if _files(self).has_trained else {"steps": "none yet"}
         lines += [f"  {name}: {value}" for name, value in summary.items()]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Returns the run as a notebook shows it."""
-        curves = [(name, self._stored.data.curve(name)) for name in CURVES] if self._stored.files.has_trained else []
+        curves = [(name, self._data.curve(name)) for name in CURVES] if _files(self).has_trained else []
         drawn = "".join(curve_svg(name, points) for name, points in curves if len(points) > 1)
-        summary = self._stored.summarize(was_interrupted=self.was_interrupted)
+        summary = _summarize(self, self._data) if _files(self).has_trained else {"steps": "none yet"}
         return table_html([{"run": self.name, **summary}]) + drawn
 
     @cached_property
-    def _stored(self) -> StoredRun:
-        return StoredRun(self.folder, self.chosen)
+    def _data(self) -> RunData:
+        """Metrics, evaluations and samples, read once."""
+        return RunData.read(_files(self))
+
+
+def _files(run: TrainedRun) -> RunFolder:
+    return RunFolder(path=run.folder)
+
+
+def _require_checkpoint(run: TrainedRun) -> Path:
+    """Returns the chosen checkpoint. Raises UserError if the run has no checkpoint."""
+    path = run.checkpoint
+    if path is None:
+        raise UserError(
+            f"run {run.name!r} has no checkpoint yet; it writes one at its end, or every checkpoint_every steps."
+        )
+    return path
+
+
+def _summarize(run: TrainedRun, data: RunData) -> dict[str, object]:
+    """Returns a run that has trained in a few values for display: steps, reward, held-out accuracy or loss."""
+    ended = ", interrupted" if run.was_interrupted else ""
+    found: dict[str, object] = {"steps": f"{len(data.rows)} of {run.recipe.steps}{ended}"}
+    if rewards := data.values("reward/mean"):
+        found["reward"] = f"{rewards[0]:.3g} -> {rewards[-1]:.3g}"
+    for name, metric in (("held-out accuracy", "eval/accuracy_greedy"), ("held-out loss", "eval/loss")):
+        if values := data.values(metric):
+            found[name] = f"{values[0]:.3f} -> {values[-1]:.3f}"
+    return {**found, "checkpoint": run.checkpoint.name if run.checkpoint else "none"}
 
 
 def _make_table(rows: Sequence[Mapping[str, object]]) -> Table:

@@ -101,7 +101,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
         if given:
             given.write(run, resume=resume)
         progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
-        return _train_recipe(chosen, run, _Options(resume, planner, watchers), progress)
+        return _train_recipe(chosen, run, progress, watchers, planner, resume=resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +118,6 @@ class _Asked:
     def stem(self) -> str:
         """Returns the name of the run, before it is numbered."""
         return Path(self.run.recipe).stem if isinstance(self.run.recipe, str | Path) else DEFAULT_RUN
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """Options of the training itself."""
-
-    resume: bool
-    planner: "OnlinePlanner | None"
-    callbacks: Callbacks
 
 
 def _open_fresh_run(
@@ -182,17 +173,24 @@ def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> Progress
     return open_progress(console, num_steps=num_steps, quiet=quiet)
 
 
-def _train_recipe(recipe: Recipe, run: RunFolder, options: _Options, progress: ProgressView) -> TrainedRun:
+def _train_recipe(
+    recipe: Recipe,
+    run: RunFolder,
+    progress: ProgressView,
+    callbacks: Callbacks,
+    planner: "OnlinePlanner | None",
+    *,
+    resume: bool,
+) -> TrainedRun:
     from interlace.run.train import train as train_recipe
 
-    resume = options.resume
     try:
         with StopSignal(lambda: progress.say("Stopping at the end of this step, with a checkpoint.")) as stop:
             # The signal is heard on this thread only.
             outcome = outside_of_loops(
                 partial(
-                    train_recipe, recipe, run, resume=resume, progress=progress, stop=stop, planner=options.planner,
-                    callbacks=options.callbacks,
+                    train_recipe, recipe, run, resume=resume, progress=progress, stop=stop, planner=planner,
+                    callbacks=callbacks,
                 )
             )  # fmt: skip
     except KeyboardInterrupt:

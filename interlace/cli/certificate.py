@@ -1,20 +1,15 @@
 """`interlace doctor --equivalence`: checks that a recipe trains alike under every synchronous schedule."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.preflight import disable_progress_bars, say
+from interlace.cli.preflight import disable_progress_bars, keep_after_error, say
 
 if TYPE_CHECKING:
-    from interlace.observe.stop import StopSignal
     from interlace.run.equivalence import Trial
     from interlace.run.recipe.config import Recipe
 
@@ -34,7 +29,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     with (
         StopSignal(lambda: console.print("Stopping at the end of this step.")) as stop,
         console.status("") as status,
-        _make_scratch(stop) as folder,
+        keep_after_error("interlace-doctor-", stop) as folder,
     ):
         names = iter(recipes)
         status.update(f"training under schedule {next(names)!r}")
@@ -47,19 +42,6 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     verdict = "\n".join(_list_verdict(trials))
     say(console, verdict)
     return trials[0].moved > 0 and all(trial.holds for trial in trials)
-
-
-@contextmanager
-def _make_scratch(stop: "StopSignal") -> Iterator[Path]:
-    """Makes a temporary folder for the runs. It is kept after an error, whose message may refer to its files."""
-    folder = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
-    try:
-        yield folder
-    except BaseException:
-        if stop.requested:
-            shutil.rmtree(folder)
-        raise
-    shutil.rmtree(folder)
 
 
 def _format_sizes(recipe: "Recipe") -> str:

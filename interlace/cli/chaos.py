@@ -1,10 +1,7 @@
 """`interlace chaos`: a recipe under faults, and the certificate of its run."""
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import disable_progress_bars, say
+from interlace.cli.preflight import disable_progress_bars, keep_after_error, say
 
 if TYPE_CHECKING:
     from interlace.run.chaos.certificate import Certificate
@@ -97,18 +94,12 @@ def certify_faults(
     from interlace.run.recipe.check import check_recipe
 
     check_recipe(recipe)
-    console = Console(quiet=quiet)
-    say = lambda text: console.print(text, highlight=False)  # noqa: E731
-    with StopSignal(lambda: say("Stopping at the end of this step.")) as stop, _make_scratch() as folder:
-        return run_with_faults(recipe, faults, folder, stop, say)
-
-
-@contextmanager
-def _make_scratch() -> Iterator[Path]:
-    """Makes a folder for the runs. It stays after an error, whose message may name a file in it."""
-    folder = Path(tempfile.mkdtemp(prefix="interlace-chaos-"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    tell = partial(say, Console(quiet=quiet))
+    with (
+        StopSignal(lambda: tell("Stopping at the end of this step.")) as stop,
+        keep_after_error("interlace-chaos-", stop) as folder,
+    ):
+        return run_with_faults(recipe, faults, folder, stop, tell)
 
 
 def _show_certificate(found: "Certificate") -> None:

@@ -1,6 +1,7 @@
-"""`interlace engines`: lists the engines of a run, and changes them during training."""
+"""`interlace engines` and `interlace scale`: list the engines of a run, and change them during training."""
 
 import json
+import re
 import time
 import uuid
 from pathlib import Path
@@ -11,14 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from interlace.cli.complete import complete_run
+from interlace.cli.preflight import say
 from interlace.core.errors import UserError
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.run_folder import RunFolder, find_run
 from interlace.observe.run_lock import is_held
+from interlace.schedule.roles import role_named
 
 PATIENCE_S = 600.0
 """Seconds that a run may take to apply a change."""
 VERBS = ("add", "drain", "remove")
+_TARGET = re.compile(r"(?P<role>[^=]+)=(?P<number>-?\d+)")
 
 
 def engines(
@@ -32,15 +36,41 @@ def engines(
 
     drain lets running requests end first; remove hands them to the other engines with the tokens so far.
     """
-    folder = engines_folder(run)
-    if verb is not None:
-        if verb not in VERBS or engine is None:
-            raise UserError(f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`.")
-        Console().print(send_command(folder, verb, engine), highlight=False, soft_wrap=True)
-    list_engines(folder)
+    if verb is None:
+        _list_engines(_find_engines(run))
+    elif verb not in VERBS or engine is None:
+        raise UserError(f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`.")
+    else:
+        _change_engines(run, verb, engine)
 
 
-def engines_folder(run: str) -> Path:
+def scale(
+    run: Annotated[str, typer.Argument(help="Name of a run that trains now, or its folder.")],
+    target: Annotated[str, typer.Argument(metavar="rollout=N", help="Number of engines that the run shall have.")],
+) -> None:
+    """Change the number of engines of a running run.
+
+    Added engines take the free devices of the placement. An engine that leaves finishes its requests first.
+    """
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        raise UserError(f"{target!r} is not a scale. Write the role and its number: `interlace scale {run} rollout=2`.")
+    role, number = role_named(match["role"]).name, int(match["number"])
+    if role != "rollout":
+        raise UserError(f"{target!r}: the number of {role!r} workers is fixed while a run trains. Scale rollout.")
+    if number < 1:
+        raise UserError(f"{target!r}: a run needs at least one engine.")
+    _change_engines(run, "scale", str(number))
+
+
+def _change_engines(run: str, verb: str, engine: str) -> None:
+    """Sends a command to the run, and prints its answer and the engines."""
+    folder = _find_engines(run)
+    say(Console(), _send_command(folder, verb, engine))
+    _list_engines(folder)
+
+
+def _find_engines(run: str) -> Path:
     """Returns the folder of a run's engines. Raises UserError if there is no such run."""
     found = find_run(run)
     if found is None:
@@ -48,7 +78,7 @@ def engines_folder(run: str) -> Path:
     return found.engines
 
 
-def send_command(folder: Path, verb: str, engine: str) -> str:
+def _send_command(folder: Path, verb: str, engine: str) -> str:
     """Sends a command to the run and returns its answer. Raises UserError if the run refuses or does not answer."""
     commands = folder / "commands"
     if not is_held(RunFolder(path=folder.parent)):
@@ -78,7 +108,7 @@ def send_command(folder: Path, verb: str, engine: str) -> str:
     return said
 
 
-def list_engines(folder: Path) -> None:
+def _list_engines(folder: Path) -> None:
     """Prints the engines of a run. Raises UserError if the run has no list of them."""
     state = folder / "state.json"
     if not state.is_file():

@@ -13,7 +13,7 @@ from interlace.cli.advise import advise
 from interlace.cli.chaos import chaos
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
-from interlace.cli.engines import engines
+from interlace.cli.engines import engines, scale
 from interlace.cli.eval import evaluate
 from interlace.cli.export import export
 from interlace.cli.init import init
@@ -25,7 +25,6 @@ from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
 from interlace.cli.record import record
 from interlace.cli.report import report
-from interlace.cli.scale import scale
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.supervise import supervise

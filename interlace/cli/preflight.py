@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,8 @@ from interlace.core.processes import read_stat
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from interlace.observe.stop import StopSignal
 
 _started_s: list[float] = []
 """Start of the process, if the process is a command."""
@@ -59,3 +64,16 @@ def writable(path: Path, option: str) -> Path:
     except OSError as error:
         raise UserError(f"{option} {path} cannot be written: {error.strerror}. Choose another file.") from None
     return path
+
+
+@contextlib.contextmanager
+def keep_after_error(prefix: str, stop: "StopSignal") -> Iterator[Path]:
+    """Makes a temporary folder. It is kept after an error, whose message may name its files, but not after a stop."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    except BaseException:
+        if stop.requested:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

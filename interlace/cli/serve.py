@@ -1,26 +1,29 @@
-"""`interlace serve`: serves a model or a run's checkpoint through an OpenAI-compatible API."""
+"""`interlace serve`: serves a model or a run's checkpoint through an OpenAI-compatible API, or a policy to robots."""
 
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from interlace.cli.eval import checkpoint_of, refuse_checkpoint_of_model
-from interlace.cli.preflight import disable_progress_bars
-from interlace.cli.serve_policy import NEVER_S, announce_policy, make_served_policy
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_json_text
-from interlace.observe.run_folder import find_run
+from interlace.observe.run_folder import ROOT, find_run
 
 if TYPE_CHECKING:
+    from interlace.models.config import ModelConfig
     from interlace.run.recipe.config import Recipe
     from interlace.run.serve import Serving
 
 MAX_PORT = 65535
+NEVER_S = 1e12
+"""Hang limit of a server, in seconds, effectively infinite: a server without clients does not hang."""
 
 
 def serve(
@@ -55,7 +58,7 @@ def serve(
         settings, others = split_policy_settings(overrides or [])
         source = make_served_policy(model_or_run, others, checkpoint)
         made = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings)
-        _run_until_stopped(partial(serve_policy, source, made, on_ready=announce_policy))
+        _run_until_stopped(partial(serve_policy, source, made, on_ready=_announce_policy))
         return
     recipe = make_served_recipe(model_or_run, overrides or [], checkpoint)
     from interlace.run.serve import ServeOptions  # loads torch, so a bad recipe is refused before it
@@ -84,11 +87,15 @@ def check_access(port: int, api_key: str | None, admin_key: str | None) -> None:
 
 
 def _announce_address(serving: "Serving") -> None:
-    console = Console()
-    console.print(f"serving on {serving.url}", highlight=False, soft_wrap=True)
-    console.print(f"export OPENAI_BASE_URL={serving.url}/v1", highlight=False, soft_wrap=True)
-    console.print(f"export OPENAI_API_KEY={serving.api_key}", highlight=False, soft_wrap=True)
-    console.print(f"control key: {serving.admin_key}", highlight=False, soft_wrap=True)
+    say(Console(), f"serving on {serving.url}")
+    say(Console(), f"export OPENAI_BASE_URL={serving.url}/v1")
+    say(Console(), f"export OPENAI_API_KEY={serving.api_key}")
+    say(Console(), f"control key: {serving.admin_key}")
+
+
+def _announce_policy(serving: "Serving") -> None:
+    say(Console(), f"serving the policy on {serving.url}")
+    say(Console(), f"key: {serving.api_key}")
 
 
 def make_served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: str | int = "newest") -> "Recipe":
@@ -115,5 +122,36 @@ def make_served_recipe(model_or_run: str, overrides: Sequence[str], checkpoint: 
         )
         settings = load_recipe("quickstart", [*whole, *overrides])
         model = settings.model
+    return _with_model(settings, model)
+
+
+def make_served_policy(
+    run_or_policy: str, overrides: Sequence[str], checkpoint: str | int = "newest"
+) -> "Recipe | Path":
+    """Returns the settings of a run or a recipe, with the model to serve, or the folder of a published policy.
+
+    checkpoint: of a run, as for make_served_recipe(). Raises UserError for an unknown policy or checkpoint.
+    """
+    from interlace.robots.serving.published import is_published_policy
+    from interlace.run.recipe.load import load_recipe, recipe_names
+
+    run = find_run(run_or_policy)
+    refuse_checkpoint_of_model(run_or_policy, run, checkpoint)
+    if run is None and is_published_policy(Path(run_or_policy)):
+        if overrides:
+            raise UserError(f"{overrides[0]} is a setting of a recipe, and {run_or_policy!r} is a policy's folder.")
+        return Path(run_or_policy)
+    if run is None and run_or_policy not in recipe_names() and not run_or_policy.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"{run_or_policy!r} is neither a run in {ROOT}/, nor the folder of a published policy, "
+            "nor a recipe. `interlace recipes` lists the recipes."
+        )
+    settings = load_recipe(str(run.config) if run else run_or_policy, overrides)
+    model = checkpoint_of(run, settings, settings.best, checkpoint) if run else settings.model
+    return _with_model(settings, model)
+
+
+def _with_model(settings: "Recipe", model: "ModelConfig") -> "Recipe":
+    """Returns the settings with the model to serve, and without a limit of the time without progress."""
     cluster = settings.cluster.model_copy(update={"hang_after_s": NEVER_S})
     return settings.model_copy(update={"model": model, "cluster": cluster})

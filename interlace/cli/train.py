@@ -3,7 +3,7 @@
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -67,7 +67,7 @@ def train(
 
             check_recipe(settings, is_stored=True)
         else:
-            settings, folder, planner = _open_fresh_run(recipe, changes, _Target(name, overwrite), console, held)
+            settings, folder, planner = _open_fresh_run(recipe, changes, name, console, held, overwrite=overwrite)
         folder.write_config(settings)
         given.write(folder, resume=resume)
         report = _run(settings, folder, planner, resume=resume, quiet=quiet, console=console)
@@ -88,15 +88,8 @@ def _show_dry_run(spec: str, overrides: list[str], devices: str | None, console:
         say(console, line)
 
 
-class _Target(NamedTuple):
-    """Name of a new run, and whether it replaces an older one."""
-
-    name: str | None
-    overwrite: bool
-
-
 def _open_fresh_run(
-    spec: str, overrides: list[str], target: _Target, console: Console, held: ExitStack
+    spec: str, overrides: list[str], name: str | None, console: Console, held: ExitStack, *, overwrite: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Loads and checks a recipe and opens its run folder. held: keeps the run's lock.
 
@@ -111,8 +104,8 @@ def _open_fresh_run(
 
     settings, planner = load_recipe(spec, overrides), None
     check_new_run(settings, spec)
-    if target.name is not None:
-        RunFolder.named(ROOT, target.name)  # refuses an unusable name
+    if name is not None:
+        RunFolder.named(ROOT, name)  # refuses an unusable name
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
     if settings.schedule.open:
@@ -121,7 +114,7 @@ def _open_fresh_run(
         settings, planner = plan_at_start(settings, console)
         held.callback(planner.close)
     derived = check_recipe(settings)
-    folder = open_run(ROOT, target.name, Path(spec).stem, overwrite=target.overwrite, held=held)
+    folder = open_run(ROOT, name, Path(spec).stem, overwrite=overwrite, held=held)
     console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
     for notice in list_prompt_notices(settings, derived):
         say(console, notice)

@@ -1,6 +1,6 @@
 """Virtual cluster named on the command line: `--devices 8xH100-80GB`, or `--devices 64,32 --profile NAME,NAME`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,57 +50,33 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
 
 
-def recipe_cluster(
+def load_on_cluster(
     spec: str, overrides: Sequence[str], devices: str, profile: str | None, *, num_prompts: int = 8192
-) -> "tuple[Simulation, list[str]]":
-    """Returns the virtual cluster of a recipe, and the overrides of the recipe. Raises UserError.
+) -> "tuple[Recipe, Simulation, list[str]]":
+    """Loads a recipe. Returns the recipe, its virtual cluster and its overrides. Raises UserError.
 
     overrides: may include `profile.KEY=VALUE`, which changes the profile. devices: numbers of devices of the profiles,
     as `64,32`; or a number and a kind, as `8xH100-80GB`, whose costs follow from the recipe's model and the data sheet.
     """
-    from interlace.run.recipe.load import load_recipe
-
-    mine, rest = _split_overrides(overrides)
-    return _make_cluster(lambda: load_recipe(spec, rest), mine, devices, profile, num_prompts), rest
-
-
-def load_on_cluster(
-    spec: str, overrides: Sequence[str], devices: str, profile: str | None
-) -> "tuple[Recipe, Simulation, list[str]]":
-    """Loads a recipe. Returns the recipe, its virtual cluster and its overrides. Raises UserError.
-
-    See recipe_cluster(); this function reads the recipe once if its costs follow from a data sheet.
-    """
-    from interlace.run.recipe.load import load_recipe
-
-    mine, rest = _split_overrides(overrides)
-    recipe = load_recipe(spec, rest)
-    return recipe, _make_cluster(lambda: recipe, mine, devices, profile), rest
-
-
-def _split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the changes of the profile, without their prefix, and the overrides of the recipe."""
-    mine = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
-    return mine, [each for each in overrides if not each.startswith(PROFILE)]
-
-
-def _make_cluster(
-    load: "Callable[[], Recipe]", changes: Sequence[str], devices: str, profile: str | None, num_prompts: int = 8192
-) -> "Simulation":
-    """Returns a virtual cluster. load: called if the costs follow from the recipe. changes: of the profile."""
     from interlace.forecast.costs.profiles import change_profile
     from interlace.forecast.costs.sheets import parse_cluster
+    from interlace.forecast.profile.roofline import roofline_of
+    from interlace.forecast.simulate import Simulation
+    from interlace.run.recipe.load import load_recipe
 
-    sheet = parse_cluster(devices)
+    changes = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
+    rest = [each for each in overrides if not each.startswith(PROFILE)]
+    recipe, sheet = load_recipe(spec, rest), parse_cluster(devices)
     if sheet is None:
         simulation = virtual_cluster(devices, profile, num_prompts=num_prompts)
     elif profile is not None:
         raise UserError(f"--devices {devices} names devices by their data sheet: leave out --profile.")
     else:
-        simulation = _make_sheet_cluster(load(), *sheet, num_prompts)
+        count, kind = sheet
+        simulation = Simulation(profile=roofline_of(recipe, kind), num_devices=count, num_prompts=num_prompts)
     if changes:
         simulation = replace(simulation, profile=change_profile(simulation.profile, changes))
-    return simulation
+    return recipe, simulation, rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +104,7 @@ def simulate_schedules(
 ) -> SimulatedSchedules:
     """Simulates a recipe under each schedule. Raises UserError.
 
-    overrides: may include `engines=CHANGES`, and see recipe_cluster(), also for `devices` and `profile`.
+    overrides: may include `engines=CHANGES`, and see load_on_cluster(), also for `devices` and `profile`.
     """
     from interlace.forecast.elastic import parse_changes
     from interlace.forecast.simulate import simulate_variants
@@ -137,7 +113,7 @@ def simulate_schedules(
         raise UserError(f"--prompts {num_prompts}: a data set has one prompt or more.")
     engines = [each.removeprefix(ENGINES) for each in overrides if each.startswith(ENGINES)]
     given = [each for each in overrides if not each.startswith(ENGINES)]
-    simulation, given = recipe_cluster(recipe, given, devices, profile, num_prompts=num_prompts)
+    _, simulation, given = load_on_cluster(recipe, given, devices, profile, num_prompts=num_prompts)
     if engines:
         simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))
     results = simulate_variants(recipe, given, schedule, simulation, timeline=timeline)
@@ -155,14 +131,6 @@ def load_given_profile(spec: str | None) -> "Profile":
     from interlace.forecast.profile.from_run import profile_of_run
 
     return profile_of_run(run)[1]
-
-
-def _make_sheet_cluster(recipe: "Recipe", count: int, kind: str, num_prompts: int) -> "Simulation":
-    """Returns a cluster whose costs follow from the recipe's model and a device's data sheet. No GPU is used."""
-    from interlace.forecast.profile.roofline import roofline_of
-    from interlace.forecast.simulate import Simulation
-
-    return Simulation(profile=roofline_of(recipe, kind), num_devices=count, num_prompts=num_prompts)
 
 
 def _count_devices(devices: str, part: str) -> int:

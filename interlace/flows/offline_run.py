@@ -67,6 +67,11 @@ class OfflineRun:
         """Sets the observer that is called at step boundaries, before the flow begins."""
         self._observer = observer
 
+    @property
+    def num_updates(self) -> int:
+        """Steps of the optimizer that were begun, in this process."""
+        return self.actor.num_updates
+
     async def batches(self, rows: Iterator[Sample]) -> AsyncIterator[Batch]:
         """Yields one closed batch for each step."""
         self._meter.start()

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from traceback import format_exception_only
 
+from interlace.core.errors import StoppedError
 from interlace.observe.progress import ProgressView
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, create_next_run
-from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.run.outcome import ScheduleOutcome, load_under_each
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.config import Recipe
+from interlace.run.sweep_run import train_prepared
 
 
 def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
@@ -44,26 +44,26 @@ class Comparison:
 def run_variants(
     variants: Mapping[str, Recipe], root: Path, stem: str, *, progress: ProgressView, stop: StopSignal
 ) -> Comparison:
-    """Trains each variant in turn, in a separate folder. Ends early if `stop` is requested."""
-    from interlace.run.train import train  # loads torch
+    """Trains each variant in turn, in a separate folder. Ends early if `stop` is requested.
 
+    Raises StoppedError if no step was trained by then.
+    """
     outcomes: list[ScheduleOutcome] = []
     failed: dict[str, str] = {}
     for name, recipe in variants.items():
         folder = create_next_run(root, f"{stem}-{Path(name).stem}")
         folder.write_config(recipe)
         progress.say(f"schedule {name}: {folder.path}")
-        try:
-            with RunLock(folder):
-                report = train(recipe, folder, resume=False, progress=progress, stop=stop)
-        except Exception as error:  # noqa: BLE001 - an error of one schedule does not affect the others
-            failed[name] = "".join(format_exception_only(error)).strip()
-            progress.say(f"schedule {name} failed by {brief(failed[name])}")
-            continue
-        if report.done_steps:
+        end = train_prepared(folder.path, recipe, progress, stop)
+        if end.error:
+            failed[name] = end.error
+            progress.say(f"schedule {name} failed by {brief(end.error)}")
+        elif folder.has_trained:
             outcomes.append(ScheduleOutcome.of(name, RunData.read(folder)))
         if stop.requested:
             break
+    if not outcomes and not failed:
+        raise StoppedError("stopped before a step was trained, so there is nothing to compare.")
     return Comparison(outcomes=outcomes, failed=failed)
 
 

@@ -19,8 +19,7 @@ from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
 from interlace.run.program_rows import ColumnMap
 from interlace.run.recipe.config import SHORT, Recipe, is_offline
-from interlace.run.recipe.load import load_recipe, merge_sections
-from interlace.run.recipe.own_rows import adapt_to_rows
+from interlace.run.recipe.load import adapt_to_rows, load_recipe, merge_sections
 
 Section: TypeAlias = Config | Mapping[str, object]
 """A section of a recipe: its Config, or a mapping with the keys of the YAML file."""

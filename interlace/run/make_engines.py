@@ -22,6 +22,7 @@ from interlace.runtime.worker import WorkerContext
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from interlace.engines.rollout.kinds import EngineSite
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.engines.train import CriticEngine, LogprobEngine, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
@@ -63,20 +64,15 @@ class EngineSource:
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
     """Makes the engine that serves a recipe's policy."""
     from interlace.engines.rollout import NativeEngine
-    from interlace.engines.rollout.kinds import EngineSite
     from interlace.models.action_head import answers_in_numbers
     from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
 
     recipe, loaded = source.recipe, load_source(source, context)
-    site = EngineSite(
-        model=source.model,
-        devices=tuple(map(torch_name, context.devices or ("cpu",))),
-        seed=recipe.seed,
-        num_threads=num_threads(recipe, len(context.devices)),
+    site = replace(
+        _find_site(source, context),
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
         instance=int(context.group.rpartition("/")[2]),
-        logs=source.logs,
         detaches=recipe.cluster.is_ray,
         url=source.url,
         longest=source.longest,
@@ -95,6 +91,18 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     if site.mesh and isinstance(engine, NativeEngine):
         return replace(bundle, reader=WeightReader(engine.weight_shards), decide=engine.agreement.decide)
     return bundle
+
+
+def _find_site(source: EngineSource, context: WorkerContext) -> "EngineSite":
+    from interlace.engines.rollout.kinds import EngineSite
+
+    return EngineSite(
+        model=source.model,
+        devices=tuple(map(torch_name, context.devices or ("cpu",))),
+        seed=source.recipe.seed,
+        num_threads=num_threads(source.recipe, len(context.devices)),
+        logs=source.logs,
+    )
 
 
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
@@ -252,19 +260,10 @@ def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConf
 
 def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
     """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
-    recipe, loaded, service = source.recipe, load_source(source, context), source.recipe.reference.service
+    loaded, service, site = load_source(source, context), source.recipe.reference.service, _find_site(source, context)
     if service is None:
         raise ValueError("the recipe has no scoring service")
-    from interlace.engines.rollout.kinds import EngineSite
-
     kind = create_kind(service)
-    site = EngineSite(
-        model=source.model,
-        devices=tuple(map(torch_name, context.devices or ("cpu",))),
-        seed=recipe.seed,
-        num_threads=num_threads(recipe, len(context.devices)),
-        logs=source.logs,
-    )
     count = 1 if kind.num_addresses is None else kind.num_addresses
     made = [kind.create(loaded, replace(site, instance=number)) for number in range(count)]
     return cast("Sequence[ScoringService]", made)

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from interlace.core.errors import (
     InterlaceError,
@@ -24,7 +24,6 @@ from interlace.engines.rollout.kinds.base import ServedKind
 from interlace.engines.rollout.services.adoption import end_unused_servers
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.run import RoleGroups, shares_base
-from interlace.flows.steps import Ended
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers, open_loggers
@@ -33,6 +32,7 @@ from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
 from interlace.observe.run_folder import set_timeline_aside
 from interlace.observe.run_identity import RunIdentity
 from interlace.observe.stop import PATIENCE_S
+from interlace.run.boundary import Boundary, TrainJob
 from interlace.run.clusters.base import back_end
 from interlace.run.engine_control import read_members
 from interlace.run.evaluation import Evaluation
@@ -40,7 +40,6 @@ from interlace.run.launch import ModelSources, launch_roles
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import recipe_prompts
 from interlace.run.saving import CRITIC_FOLDER
-from interlace.run.step_boundary import TrainJob
 from interlace.run.step_trace import StepTrace
 from interlace.run.warmup import make_warmed_model
 from interlace.runtime.cluster import Cluster
@@ -70,37 +69,6 @@ class TrainReport:
         return self.done_steps < self.num_steps
 
 
-class RunBoundary(Protocol):
-    """Work at the step boundaries of a session, as the session itself reads it."""
-
-    done_steps: int
-    before: Evaluation | None
-    after: Evaluation | None
-    ledger: Ledger
-
-    @property
-    def ended(self) -> Sequence[Ended]:
-        """Returns the samples that ended since the last step."""
-        ...
-
-    @property
-    def scoring(self) -> str:
-        """Returns an account of the scoring so far, for people."""
-        ...
-
-    def keep_transcripts(self, ended: Sequence[Ended]) -> None:
-        """Writes the transcripts of samples that no step will log."""
-        ...
-
-    async def finish_saving(self) -> None:
-        """Waits for the checkpoint that is being written."""
-        ...
-
-    async def stop(self) -> None:
-        """Saves the end of the last step, unless the weights have changed since."""
-        ...
-
-
 class RunProcess(ABC):
     """One process of a run: cluster, loggers and workers, and the end of the process when a stop is requested."""
 
@@ -113,7 +81,7 @@ class RunProcess(ABC):
         self._began_s = time.monotonic()
         self._prompts = recipe_prompts(job.recipe)
         self._quiet = QuietWatch(job.progress)
-        self._boundary: RunBoundary | None = None
+        self._boundary: Boundary | None = None
         """Set when the run's roles are joined."""
 
     async def train(self) -> TrainReport:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from interlace.core.errors import RemoteError
 from interlace.data.load_sampler import create_sampler
@@ -26,6 +27,7 @@ from interlace.observe.stop import StopSignal
 from interlace.rewards.scorer import try_reward
 from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
+from interlace.run.boundary import TrainJob
 from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
@@ -33,7 +35,6 @@ from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
-from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import open_learning, read_world_models
@@ -41,11 +42,14 @@ from interlace.run.restarts import LOSSES, RunRestarts, describe_loss
 from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
-from interlace.run.step_boundary import StepBoundary, TrainJob
+from interlace.run.step_boundary import StepBoundary
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter
 from interlace.run.weights import join_weights
 from interlace.runtime.cluster import Cluster, record_work
+
+if TYPE_CHECKING:
+    from interlace.forecast.online import OnlinePlanner
 
 
 def train(
@@ -55,7 +59,7 @@ def train(
     resume: bool,
     progress: ProgressView,
     stop: StopSignal,
-    planner: ScheduleChanger | None = None,
+    planner: "OnlinePlanner | None" = None,
     callbacks: Callbacks | None = None,
     on_cluster: Callable[[Cluster], None] | None = None,
 ) -> TrainReport:

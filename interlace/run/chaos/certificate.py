@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from interlace.core.types import JSON, TerminalEvent
@@ -32,17 +32,6 @@ class FaultRecord:
     """Seconds from the fault to a replacement; None if none was needed before the end of the run."""
     phase: Phase | None = None
     """Activity of the process, or else of the run. None on the virtual clock."""
-
-    def row(self) -> Mapping[str, JSON]:
-        """Returns the record as JSON."""
-        return {
-            "fault": self.fault,
-            "role": self.role,
-            "target": self.target,
-            "phase": self.phase,
-            "at_s": self.at_s,
-            "recovered_s": self.recovered_s,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +116,7 @@ class Certificate:
             "samples_equal": self.samples_equal,
             "weights_equal": self.weights_equal,
             "error": self.error,
-            "faults": [fault.row() for fault in self.faults],
+            "faults": [asdict(fault) for fault in self.faults],
         }
 
 

@@ -88,35 +88,41 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     is_stored: see check_settings(). Raises UserError for the first mistake.
     """
     check_settings(recipe, is_stored=is_stored)
-    if is_offline(recipe):
-        return _check_offline(recipe, planned)
-    algorithm = algorithm_of(recipe)
+    algorithm, is_of_rows = algorithm_of(recipe), is_offline(recipe)
     if recipe.reward is not None and recipe.reward.model is not None:
         check_classifier(recipe.reward.model)
     devices = planned or back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
     model = empty_model(recipe.model)
-    check_engine(recipe, devices, model, is_planned=planned is not None)
-    _check_policy(recipe, algorithm.needs, model)
-    if algorithm.needs.critic:
+    if not is_of_rows:
+        check_engine(recipe, devices, model, is_planned=planned is not None)
+        _check_policy(recipe, algorithm.needs, model)
+    if algorithm.needs.critic or (isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores):
         check_value_head(model)
     _check_layouts(recipe, model, devices)
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = recipe_prompts(recipe, tokenizer)
-    _check_rewards(recipe, [*prompts.train, *prompts.heldout])
+    every = [*prompts.train, *prompts.heldout]
+    if not is_of_rows:
+        _check_rewards(recipe, every)
     _check_evaluation(recipe, prompts)
     create_sampler(recipe.task, prompts.train, recipe.seed)
-    check_context(recipe, [*prompts.train, *prompts.heldout], tokenizer)
-    check_alignment(recipe, [*prompts.train, *prompts.heldout], tokenizer)
+    if not is_of_rows:
+        check_context(recipe, every, tokenizer)
+        check_alignment(recipe, every, tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size, samples = model_size(model), recipe.prompts_per_step * recipe.samples_per_prompt
-    longest = _longest_prompt(recipe, prompts, size, action_tokens(model.config))
-    _check_step_size(recipe, samples)
+    if is_of_rows:
+        longest = check_row_lengths(encode_rows(recipe, every, tokenizer), context_length(model.config))
+    else:
+        longest = _longest_prompt(recipe, prompts, size, action_tokens(model.config))
+        _check_step_size(recipe, samples)
     loads = measure_loads(recipe, model, longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
+    schedule = recipe.schedule.resolved
     return Derived(
         num_parameters=size.num_parameters,
         num_lora_parameters=loads.num_lora,
@@ -126,11 +132,11 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
         max_prompt_tokens=longest,
         samples_per_step=samples,
         samples_per_minibatch=samples // recipe.minibatches,
-        max_tokens_per_step=samples * (longest + recipe.sampling.max_new_tokens),
+        max_tokens_per_step=samples * (longest + (0 if is_of_rows else recipe.sampling.max_new_tokens)),
         num_updates=_count_updates(recipe),
-        num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
-        staleness_bound=recipe.schedule.resolved.staleness_bound,
-        steps_ahead=recipe.schedule.resolved.steps_ahead,
+        num_versions=0 if is_of_rows else schedule.num_versions(recipe.steps),
+        staleness_bound=0 if is_of_rows else schedule.staleness_bound,
+        steps_ahead=0.0 if is_of_rows else schedule.steps_ahead,
         memory=memory,
     )
 
@@ -143,44 +149,6 @@ def _count_updates(recipe: Recipe) -> int:
         return settings.offline_updates + round(settings.updates_per_turn * turns * recipe.steps)
     own = recipe.minibatches * recipe.epochs if algorithm_of(recipe).needs.on_policy else 0
     return recipe.steps * (own + (recipe.replay.updates if recipe.replay else 0))
-
-
-def _check_offline(recipe: Recipe, planned: tuple[Device, ...] | None) -> Derived:
-    """Checks a recipe that trains on given rows, whose memory and numbers follow from the rows."""
-    devices = planned or back_end(recipe.cluster).find_devices(recipe.cluster)
-    check_placement(recipe, devices)
-    check_model(recipe.model)
-    model, algorithm, tokenizer = empty_model(recipe.model), algorithm_of(recipe), load_tokenizer(recipe.model)
-    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
-        check_value_head(model)
-    _check_layouts(recipe, model, devices)
-    _check_reference(recipe, algorithm.needs, tokenizer)
-    prompts = recipe_prompts(recipe, tokenizer)
-    _check_evaluation(recipe, prompts)
-    create_sampler(recipe.task, prompts.train, recipe.seed)
-    _check_warmup(recipe, prompts, tokenizer)
-    heldout = prompts.first_of_each_set(recipe.evaluation.num_prompts)
-    rows = encode_rows(recipe, [*prompts.train, *prompts.heldout], tokenizer)
-    longest = check_row_lengths(rows, context_length(model.config))
-    loads = measure_loads(recipe, model, longest)
-    memory = forecast_memory(recipe, algorithm.needs, loads, devices)
-    check_memory(memory)
-    return Derived(
-        num_parameters=loads.size.num_parameters,
-        num_lora_parameters=loads.num_lora,
-        num_train_prompts=len(prompts.train),
-        num_heldout_prompts=len(heldout),
-        num_dropped_prompts=sum(prompts.dropped.values()),
-        max_prompt_tokens=longest,
-        samples_per_step=recipe.prompts_per_step,
-        samples_per_minibatch=recipe.prompts_per_step // recipe.minibatches,
-        max_tokens_per_step=recipe.prompts_per_step * longest,
-        num_updates=recipe.steps * recipe.minibatches,
-        num_versions=0,
-        staleness_bound=0,
-        steps_ahead=0.0,
-        memory=memory,
-    )
 
 
 def _check_policy(recipe: Recipe, needs: Needs, model: "PreTrainedModel") -> None:

@@ -148,11 +148,7 @@ def _check_off_policy(recipe: Recipe) -> None:
             raise UserError(
                 f"algorithm.{key} is of losses per token, and algorithm {name!r} has none. Remove the setting."
             )
-    if recipe.minibatches != 1 or recipe.epochs != 1:
-        raise UserError(
-            f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
-            f"algorithm {name!r} does not train. Set both to 1; algorithm.updates_per_turn is the number of updates."
-        )
+    _check_cuts(recipe, "algorithm.updates_per_turn")
     heads = algorithm.heads if isinstance(algorithm, ReplayedAlgorithm) else ()
     if robot is not None and (robot.head not in heads or robot.image_size or not robot.state_size):
         raise UserError(
@@ -164,6 +160,15 @@ def _check_off_policy(recipe: Recipe) -> None:
         raise UserError(
             f"algorithm {name!r} trains one instruction, because its critics see the state alone, and "
             f"task.starts.instructions has {len(recipe.task.starts.instructions)}. Keep one."
+        )
+
+
+def _check_cuts(recipe: Recipe, number: str) -> None:
+    """Raises UserError for minibatches of an algorithm without any. number: setting of the number of updates."""
+    if recipe.minibatches != 1 or recipe.epochs != 1:
+        raise UserError(
+            f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
+            f"algorithm {recipe.algorithm.name!r} does not train. Set both to 1; {number} is the number of updates."
         )
 
 
@@ -237,11 +242,7 @@ def _check_expert(recipe: Recipe) -> None:
         )
     if not imitates:
         return
-    if recipe.minibatches != 1 or recipe.epochs != 1:
-        raise UserError(
-            f"minibatches={recipe.minibatches} and epochs={recipe.epochs} cut the samples of a step, on which "
-            f"algorithm {name!r} does not train. Set both to 1; replay.updates is the number of updates."
-        )
+    _check_cuts(recipe, "replay.updates")
     if recipe.model.robot is not None and recipe.model.robot.head == "flow":
         raise UserError(
             f"algorithm {name!r} imitates answers, and an answer of model.robot.head=flow is a chain of steps that an "

@@ -4,6 +4,7 @@ from interlace.algorithms import Algorithm, algorithm_names, create_algorithm
 from interlace.core.errors import UserError
 from interlace.data.check import check_sources
 from interlace.data.config import SourceConfig
+from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.train.config import training_temperature
 from interlace.observe.loggers import load_logger
 from interlace.rewards.base import RewardConfig, load_rewards
@@ -14,11 +15,11 @@ from interlace.rollouts.rendering.load import check_renderer
 from interlace.run.recipe.algorithm_by_source import SourceAlgorithm
 from interlace.run.recipe.check_learning import check_learning
 from interlace.run.recipe.check_objective import check_offline_settings, check_teacher
-from interlace.run.recipe.check_unused import refuse_unused
-from interlace.run.recipe.config import Recipe, algorithm_of, list_algorithms
+from interlace.run.recipe.config import Recipe, algorithm_of, is_offline, list_algorithms
 from interlace.run.recipe.layout import num_ranks
 from interlace.run.recipe.load import check_data_files
 from interlace.run.recipe.metric_names import check_best
+from interlace.run.recipe.sections import EvaluationConfig
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import list_placed_roles
 
@@ -47,7 +48,7 @@ def check_settings(recipe: Recipe, *, is_stored: bool = False) -> None:
     _check_scorer(recipe)
     check_learning(recipe)
     if not is_stored:
-        refuse_unused(recipe)
+        _refuse_unused(recipe)
     _check_best(recipe)
     _check_loggers(recipe)
 
@@ -240,4 +241,64 @@ def _check_loggers(recipe: Recipe) -> None:
         raise UserError(
             f"logging.trace_steps={list(traced)}, but the run ends with step {recipe.steps}. Name steps up to it, or "
             "raise steps."
+        )
+
+
+def _refuse_unused(recipe: Recipe) -> None:
+    """Raises UserError for a setting of the evaluation or the written examples without effect, by another setting."""
+    if is_offline(recipe):
+        _check_offline_evaluation(recipe)
+    _check_answers(recipe)
+    _check_writers(recipe)
+
+
+def _check_answers(recipe: Recipe) -> None:
+    evaluation, default = recipe.evaluation, EvaluationConfig()
+    if evaluation.temperature != default.temperature and not evaluation.samples_per_prompt:
+        raise UserError(
+            f"evaluation.temperature={evaluation.temperature:g} is of sampled answers, and "
+            "evaluation.samples_per_prompt=0 samples none. Set samples_per_prompt to 1 or more, or remove temperature."
+        )
+    if evaluation.filmed != default.filmed and (simulators_of(recipe.episode) is None or not evaluation.num_shown):
+        raise UserError(
+            f"evaluation.filmed={evaluation.filmed} chooses episodes of a robot, and none is filmed: the episode "
+            f"{recipe.episode.name!r} has no simulators, or evaluation.num_shown is 0. Remove evaluation.filmed."
+        )
+
+
+def _check_offline_evaluation(recipe: Recipe) -> None:
+    """Raises UserError for settings of sampled answers: an evaluation computes the loss of held-out rows."""
+    evaluation = recipe.evaluation
+    sampled = {
+        "pass_at": bool(evaluation.pass_at),
+        "temperature": evaluation.temperature != 1,
+        "samples_per_prompt": evaluation.samples_per_prompt > 1,
+    }
+    if found := next((key for key, is_set in sampled.items() if is_set), None):
+        raise UserError(
+            f"evaluation.{found} is of sampled answers, and algorithm {recipe.algorithm.name!r} evaluates the loss of "
+            "held-out rows. Remove the setting; `interlace eval` samples answers by another recipe (--recipe)."
+        )
+
+
+def _check_writers(recipe: Recipe) -> None:
+    """Raises UserError for written completions of rows that have completions, or of a run without given rows."""
+    task, warmup = recipe.task, recipe.warmup
+    if warmup is not None and warmup.experts is not None and warmup.demonstrations != DemonstrationConfig():
+        raise UserError(
+            "warmup.demonstrations write texts, and with warmup.experts the warm-up imitates a robot's expert. Remove "
+            "one of them."
+        )
+    if task.demonstrations is None:
+        return
+    if algorithm_of(recipe).rows is None:
+        raise UserError(
+            f"task.demonstrations write the completions of sft, dpo and reward_model, and algorithm "
+            f"{recipe.algorithm.name!r} trains on responses of the policy. Remove it; a warm-up has "
+            "warmup.demonstrations."
+        )
+    if not any(source.reasoning_gym for source in (task, *task.mixture, *task.heldout_sets.values())):
+        raise UserError(
+            "task.demonstrations write the completions of generated prompts, and the rows of the task have their own. "
+            "Remove it."
         )

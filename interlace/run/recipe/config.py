@@ -23,7 +23,13 @@ from interlace.rewards.base import RewardConfig
 from interlace.robots.replay.buffer import ReplayLearnerConfig
 from interlace.rollouts.config import EpisodeConfig, parse_episode
 from interlace.rollouts.rendering.config import RendererConfig
-from interlace.run.recipe.algorithm_by_source import AlgorithmBySource, SourceAlgorithm, check_algorithms
+from interlace.run.recipe.algorithm_by_source import (
+    AlgorithmBySource,
+    SourceAlgorithm,
+    check_algorithms,
+    complete_algorithms,
+    share_reward,
+)
 from interlace.run.recipe.sections import (
     ClusterConfig,
     EvaluationConfig,
@@ -31,7 +37,6 @@ from interlace.run.recipe.sections import (
     ReferenceConfig,
     WarmupConfig,
 )
-from interlace.run.recipe.source_defaults import complete_algorithms, share_reward
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.auto_schedule import bounding, bounds_of
 from interlace.schedule.presets import load_schedule

@@ -25,6 +25,16 @@ def test_the_settings_of_a_run_are_not_saved_with_its_model(tmp_path: Path) -> N
     assert [path.name for path in saved.iterdir()] == ["config.json"]
 
 
+def test_a_checkpoint_is_not_saved_onto_itself(tmp_path: Path) -> None:
+    """The files of the model in the folder are removed first, and they were the only ones."""
+    checkpoint = RunFolder(path=tmp_path / "run").checkpoints / "step_1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="the checkpoint itself"):
+        TrainedRun(folder=tmp_path / "run").save(checkpoint, overwrite=True)
+    assert (checkpoint / "config.json").exists()
+
+
 def test_a_saved_model_replaces_the_files_of_another_one(tmp_path: Path) -> None:
     """transformers would load the adapter of the earlier model, or its chat template, with the new one."""
     checkpoint = RunFolder(path=tmp_path / "run").checkpoints / "step_1"

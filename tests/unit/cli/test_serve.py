@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.cli.serve import make_served_recipe
-from interlace.cli.serve_policy import make_served_policy
+from interlace.cli.serve import make_served_policy, make_served_recipe
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.jsonl import to_line

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from interlace.run import matmul_peak
-from interlace.run.matmul_peak import PEAKS_FILE, find_matmul_peak, measure_cpu_peak
+from interlace.run import utilization
 from interlace.run.recipe.load import load_recipe
-from interlace.run.utilization import UtilizationMeter
+from interlace.run.utilization import PEAKS_FILE, UtilizationMeter, find_matmul_peak, measure_cpu_peak
 from interlace.schedule.placement import Device
 
 CORE = Device(index=0, pool="cpu", pool_index=0, memory_bytes=1)
@@ -31,7 +30,7 @@ def test_the_peak_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.
     peak = find_matmul_peak(recipe, CORE)
     assert peak and peak > 0
     assert list(json.loads((tmp_path / PEAKS_FILE).read_text()).values()) == [peak]
-    monkeypatch.setattr(matmul_peak, "measure_cpu_peak", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(utilization, "measure_cpu_peak", lambda: pytest.fail("measured again"))
     assert find_matmul_peak(recipe, CORE) == peak
 
 

@@ -1,0 +1,159 @@
+"""Work at the step boundaries of any run: logs, checkpoints, and the best step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from interlace.core.types import Metrics
+from interlace.data.stream import PromptStream
+from interlace.flows.offline_run import OfflineRun
+from interlace.flows.run import PolicyRun
+from interlace.flows.steps import Ended
+from interlace.observe.goodput import Ledger
+from interlace.observe.loggers import MetricsLoggers
+from interlace.observe.progress import ProgressView
+from interlace.observe.quiet import QuietWatch
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.run.best import BestKeeper
+from interlace.run.callbacks import Callbacks
+from interlace.run.evaluation import Evaluation
+from interlace.run.failed_updates import FailedUpdates
+from interlace.run.memory_checkpoints import MemoryCheckpoints
+from interlace.run.recipe.config import Recipe
+from interlace.run.resume import RunStart
+from interlace.run.saving import Saver
+from interlace.run.state import RunState
+from interlace.run.step_trace import StepTrace
+from interlace.runtime.cluster import Cluster
+
+if TYPE_CHECKING:
+    from interlace.forecast.online import OnlinePlanner
+
+StateLater: TypeAlias = Callable[[], RunState]
+"""Function that returns the state of the run at the time when the function was made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainJob:
+    """A training job: recipe, folder, starting point, and its observers."""
+
+    recipe: Recipe
+    folder: RunFolder
+    progress: ProgressView
+    stop: StopSignal
+    planner: "OnlinePlanner | None"
+    start: RunStart
+    memory: MemoryCheckpoints
+    """Checkpoints in shared memory."""
+    on_cluster: Callable[[Cluster], None]
+    """Called with the cluster of each process of the run, before its workers start."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+
+
+class Boundary(ABC):
+    """Observer of a flow that logs each step and writes checkpoints."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        run: PolicyRun | OfflineRun,
+        saver: Saver,
+        stream: PromptStream,
+        *,
+        logger: MetricsLoggers,
+        trace: StepTrace,
+        quiet: QuietWatch,
+    ) -> None:
+        self._job, self._run, self._saver, self._stream = job, run, saver, stream
+        self._logger, self._trace, self._quiet = logger, trace, quiet
+        self._recipe, self._folder, self._progress = job.recipe, job.folder, job.progress
+        self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
+        self._best = BestKeeper(job.recipe.best, job.folder, saver.checkpoints, job.progress)
+        self._boundary: StateLater | None = None
+        """The state at the end of this process's last step."""
+        self._num_updates = 0
+        """Updates that had begun at the end of that step."""
+        self.done_steps = job.start.done_steps
+        self.before: Evaluation | None = job.start.before
+        self.after: Evaluation | None = None
+        self.ledger = Ledger()
+
+    async def finish_saving(self) -> None:
+        """Waits for the checkpoint that is being written, within the saver's time limit."""
+        await self._saver.finish_in_time()
+
+    async def stop(self) -> None:
+        """Saves the state at the end of the last step within the saver's time limit.
+
+        Does nothing if later updates changed the weights.
+        """
+        if self._boundary and self._run.num_updates == self._num_updates:
+            await self._saver.save_in_time(self._boundary())
+        self.ledger = self._run.ledger()
+
+    @property
+    def ended(self) -> Sequence[Ended]:
+        """Returns the samples that ended since the last step; none of given rows, which all end as trained."""
+        return ()
+
+    @property
+    def scoring(self) -> str:
+        """Returns the progress of scoring in this process, as text for the user; empty if nothing is scored."""
+        return ""
+
+    def keep_transcripts(self, ended: Sequence[Ended]) -> None:  # noqa: B027 - given rows have no transcripts
+        """Writes the transcripts of samples that no step will log."""
+
+    async def _end_step(self, step: int, metrics: Metrics, boundary: StateLater, num_updates: int) -> bool:
+        """Passes a step to the callbacks, logs it, and saves it if it is due. Returns False if the run ends here.
+
+        boundary, num_updates: state at the end of the step, and the updates that had begun.
+        """
+        job, measured = self._job, metrics
+
+        async def save() -> None:
+            self._logger.log(step, measured)
+            await self._saver.save(boundary())
+
+        logged = await job.callbacks.call_or_save(step, self._recipe.steps, measured, self._stream, save=save)
+        metrics = measured | logged
+        is_best = self._best.observe(step, metrics)
+        place = self._saver.find_due(step, is_best=is_best)
+        if place:
+            metrics["timing_s/checkpoint"] = await self._saver.copy()
+        self._logger.log(step, metrics)
+        self._boundary, self._num_updates = boundary, num_updates  # a loss before would save a step without metrics
+        self._show_step(step, metrics)
+        self._quiet.heard(f"step {step + 1}")
+        if is_best:
+            self._best.mark(step)
+        if place:
+            self._saver.write(boundary(), place)
+        if failing := self._failed_updates.failing(measured):
+            await self._saver.save(boundary())  # the failed updates did not change the weights
+            self._failed_updates.refuse(failing, step)
+        await self._trace.at(step + 1)
+        return not (job.stop.requested or job.callbacks.want_stop or self._best.wants_stop)
+
+    @abstractmethod
+    def _show_step(self, step: int, metrics: Metrics) -> None:
+        """Shows a step that was logged."""
+
+    def _log_first(self, metrics: Metrics) -> None:
+        """Logs the evaluation before the first step. Raises UserError if it lacks the metric of `best`."""
+        self._best.check_evaluation(metrics)
+        self._logger.log_evaluation(self.done_steps, metrics)
+
+    async def _save_last(self, state: StateLater) -> None:
+        """Saves the end of the last step: before an evaluation, which may fail, so that the model is not lost."""
+        if self.done_steps:
+            await self._saver.save(state())
+        self._failed_updates.refuse_a_run_without_updates()
+
+    def _log_last(self, metrics: Metrics) -> None:
+        """Logs the evaluation after the last step."""
+        self._logger.log_evaluation(self.done_steps, metrics)
+        if self.done_steps and self._best.observe_final(self.done_steps, metrics):
+            self._best.mark(self.done_steps)
