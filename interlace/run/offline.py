@@ -16,6 +16,7 @@ from interlace.observe.quiet import QuietWatch
 from interlace.run.best import BestKeeper
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
+from interlace.run.heap import frozen_heap
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.saving import Saver
@@ -62,7 +63,8 @@ class OfflineSession(RunProcess):
         )
         run.start(boundary)
         await boundary.begin()
-        await offline_training(run)
+        with frozen_heap():
+            await offline_training(run)
         await boundary.finish()
 
 
