@@ -1,7 +1,7 @@
 """Decisions between schedules in microseconds, from step times that were simulated beforehand at several lengths."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -71,23 +71,19 @@ def _interpolate(lengths: Sequence[float], row: Sequence[float], length: float) 
     return math.exp((1 - share) * math.log(row[upper - 1]) + share * math.log(row[upper]))
 
 
-def make_table(
-    request: PlanRequest, current: Schedule, *, accepts: Accepts, goes_on: Callable[[], bool] = lambda: True
-) -> DecisionTable:
+def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> DecisionTable:
     """Simulates the current schedule and those that a run can change to without a restart, at every length factor.
 
-    accepts: returns the reason why a schedule cannot run. goes_on: False ends the simulations; the schedules so far
-    make the table.
+    accepts: returns the reason why a schedule cannot run.
     """
     workload, rows = request.workload, dict[Schedule, tuple[float, ...]]()
     fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
-    limits = request.settings.limits()
     start = current
     for _ in range(ROUNDS):
         for schedule in list_live(start, request.settings.max_staleness, request.simulation):
-            if schedule in rows or (rows and not goes_on()):
+            if schedule in rows:
                 continue
-            if schedule != current and (limits.refusal(schedule) or accepts(schedule)):
+            if schedule != current and (request.settings.refusal(schedule) or accepts(schedule)):
                 continue
             if row := _simulate(request, schedule, fidelity):
                 rows[schedule] = row

@@ -14,7 +14,7 @@ from interlace.core.types import Metrics, Sample
 from interlace.flows.steps import StepResult
 from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
-from interlace.forecast.profile.types import Lengths, Profile
+from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import Replanner
 from interlace.observe.progress import ProgressView
@@ -247,12 +247,5 @@ def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
         return profile
     ordered = sorted(lengths)
     quantiles = [float(ordered[round(place / (POINTS - 1) * (len(ordered) - 1))]) for place in range(POINTS)]
-    own = profile.lengths
-    fitted = Lengths(
-        prompt_tokens=own.prompt_tokens,
-        quantiles=tuple(quantiles),
-        prompt_sigma=own.prompt_sigma,
-        response_sigma=own.response_sigma,
-        rank_correlation=own.rank_correlation,
-    )
+    fitted = profile.lengths.model_copy(update={"quantiles": tuple(quantiles)})
     return profile.model_copy(update={"lengths": fitted})

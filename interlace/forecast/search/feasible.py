@@ -123,9 +123,9 @@ class FeasibleSchedules:
                 f"{list_changes(self.schedules[best])}. Raise plan.max_length_shift, or give the search more time."
             )
         best = min(fair, key=lambda each: fair[each].step_s)
-        needed_s = fair[best].step_s * limits.num_steps
+        needed_s, deadline_h = fair[best].step_s * limits.num_steps, limits.max_step_s * limits.num_steps / 3600
         return (
-            f"plan.deadline_h={limits.deadline_s / 3600:.4g}: {limits.num_steps} steps take {needed_s / 3600:.4g} h "
+            f"plan.deadline_h={deadline_h:.4g}: {limits.num_steps} steps take {needed_s / 3600:.4g} h "
             f"with the best plan found, {fair[best].step_s:.4g} s per step instead of {limits.max_step_s:.4g}: "
             f"{list_changes(self.schedules[best])}. Set plan.deadline_h={1.05 * needed_s / 3600:.2g} or more, allow "
             "staler samples (plan.max_staleness), or give more devices."

@@ -15,10 +15,10 @@ from interlace.forecast.search.bounds import coarser, least_step_s, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
 from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem
 from interlace.forecast.search.plans import (
-    Effort,
     Fidelity,
     Planned,
     Refused,
+    SampleEffort,
     Score,
     Scorer,
     SearchResult,
@@ -49,7 +49,9 @@ ALIKE = 0.005
 """Relative difference in speed below which plans of equal length shift count as the same."""
 
 
-def search(problem: SearchProblem, score: Scorer, *, effort: Effort, current: Schedule | None = None) -> SearchResult:
+def search(
+    problem: SearchProblem, score: Scorer, *, effort: SampleEffort, current: Schedule | None = None
+) -> SearchResult:
     """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best.
 
     Raises UserError if nothing fits or the limits contradict each other.
@@ -59,7 +61,7 @@ def search(problem: SearchProblem, score: Scorer, *, effort: Effort, current: Sc
 
 
 class _Search:
-    def __init__(self, problem: SearchProblem, score: Scorer, effort: Effort) -> None:
+    def __init__(self, problem: SearchProblem, score: Scorer, effort: SampleEffort) -> None:
         self._problem, self._workload = problem, problem.workload
         workload = problem.workload
         self._score = score
