@@ -70,12 +70,11 @@ class Workplace:
                 "steps": 4 * steps + 16,
             }
         )
-        simulation = self.simulation
+        simulation, granule = self.simulation, schedule.granularity.reward
+        scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, granule)
         here = replace(
             simulation,
-            profile=shorten_episodes(
-                scale_model(simulation.profile, fidelity.scale, simulation.num_devices), fidelity.turns
-            ),
+            profile=shorten_episodes(scaled, fidelity.turns),
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
