@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from interlace.core.errors import UserError
 from interlace.forecast.plan import PlanRequest
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import coarser, response_lengths
+from interlace.forecast.search.candidates import change_fields
 from interlace.forecast.search.plans import Accepts, Fidelity, Score
 from interlace.forecast.simulate import Simulation
 from interlace.schedule.schedule import Schedule
@@ -147,9 +147,5 @@ def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[S
 
 def _change_schedule(schedule: Schedule, **fields: object) -> Iterator[Schedule]:
     """Yields the schedule with other fields, unless they contradict each other."""
-    try:
-        changed = Schedule.parse({**schedule.model_dump(), **fields})
-    except UserError:  # fields that contradict each other
-        return
-    if changed != schedule:
+    if (changed := change_fields(schedule, fields)) and changed != schedule:
         yield changed
