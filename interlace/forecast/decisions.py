@@ -119,21 +119,20 @@ def list_live(current: Schedule, max_staleness: int, simulation: Simulation) -> 
     """Yields the current schedule, and the ones that differ from it in fields that can change without a restart."""
     yield current
     bounds = sorted({current.max_staleness, *(float(bound) for bound in (0, 1, 2, 4) if bound <= max_staleness)})
-    for bound in bounds:
-        for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)}):
-            yield from _change_schedule(current, max_staleness=bound, pipeline_depth=depth)
-    for dispatch in ("round_robin", "least_tokens", "longest_first", "skew_aware"):
-        yield from _change_schedule(current, dispatch=dispatch)
-    for limit in (None, 16, 32, 64, 128, "adaptive"):
-        yield from _change_schedule(current, concurrency=limit)
-    for mode in ("drain", "abort_resume", "keep"):
-        yield from _change_schedule(current, on_update=mode)
-    for share in (None, 0.3, 0.6, 0.9):
-        yield from _change_schedule(current, lend_until=share)
-    yield from _with_fewer_engines(current, simulation)
+    changes: list[Mapping[str, object]] = [
+        {"max_staleness": bound, "pipeline_depth": depth}
+        for bound in bounds
+        for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)})
+    ]
+    changes += [{"dispatch": policy} for policy in ("round_robin", "least_tokens", "longest_first", "skew_aware")]
+    changes += [{"concurrency": limit} for limit in (None, 16, 32, 64, 128, "adaptive")]
+    changes += [{"on_update": mode} for mode in ("drain", "abort_resume", "keep")]
+    changes += [{"lend_until": share} for share in (None, 0.3, 0.6, 0.9)]
+    changes += _place_fewer_engines(current, simulation)
+    yield from (each for fields in changes if (each := change_fields(current, fields)) and each != current)
 
 
-def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[Schedule]:
+def _place_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[Mapping[str, object]]:
     instances = current.instances("rollout", simulation.devices)
     placement = current.placement.model_dump()
     for share in (0.5, 0.75):
@@ -142,10 +141,4 @@ def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[S
         first, last = (100 * index / simulation.num_devices for index in (kept[0][0].index, kept[-1][-1].index + 1))
         if first.is_integer() and last.is_integer():
             rollout = {"devices": f"{first:.0f}-{last:.0f}%", "devices_per_instance": len(kept[0])}
-            yield from _change_schedule(current, placement={**placement, "rollout": rollout})
-
-
-def _change_schedule(schedule: Schedule, **fields: object) -> Iterator[Schedule]:
-    """Yields the schedule with other fields, unless they contradict each other."""
-    if (changed := change_fields(schedule, fields)) and changed != schedule:
-        yield changed
+            yield {"placement": {**placement, "rollout": rollout}}

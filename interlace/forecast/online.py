@@ -106,7 +106,6 @@ class OnlinePlanner:
 
     @property
     def schedule(self) -> Schedule:
-        """The current schedule."""
         return self._schedule
 
     def wait(self) -> None:
@@ -116,7 +115,6 @@ class OnlinePlanner:
                 running.wait()
 
     def close(self) -> None:
-        """Stops the search process."""
         if self._pool:
             self._pool.terminate()
 

@@ -165,7 +165,7 @@ class RecipePlan:
         if market:
             price = self.market_price(plan, market)
             of_market = {
-                "interruptions": self.interruptions(plan, market).row(),
+                "interruptions": asdict(self.interruptions(plan, market)),
                 "market_price_per_million_tokens": price,
             }
         score = plan.score

@@ -220,7 +220,6 @@ class TimedEffort(SampleEffort):
             self._sample_s = elapsed_s / self._num_spent
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether `num_samples` can be simulated in the remaining time, at the measured rate."""
         return super().affords(num_samples) and num_samples * self._sample_s <= self.stop_at_s - time.monotonic()
 
     def report(self, text: str) -> None:

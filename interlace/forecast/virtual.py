@@ -151,7 +151,6 @@ class _Steps:
         self.results: list[StepResult] = []
 
     async def on_step(self, result: StepResult) -> bool:
-        """Keeps the result. Returns False to end the run."""
         self.results.append(result)
         return self._hook is None or self._hook(result)
 
@@ -232,7 +231,6 @@ class Timed(Algorithm):
         return self._algorithm.keeps(group)
 
     def advantages(self, group: SampleGroup) -> Advantages:
-        """Returns zeros."""
         nothing = zeros(group.samples)
         return Advantages(advantages=nothing, returns=nothing if self.needs.critic else None)
 
