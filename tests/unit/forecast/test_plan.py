@@ -205,12 +205,6 @@ def test_a_scale_model_keeps_the_time_that_training_takes() -> None:
     assert small.actor.memory_bytes(32) == pytest.approx(profile.actor.memory_bytes(256), rel=1e-6)
 
 
-def test_a_scale_model_keeps_the_time_of_the_controller() -> None:
-    profile = change_profile(load_profile("qwen2.5-7b-h800"), ["reward.call_s=0.001"])
-    for granule, longer in (("sample", 8), ("group", 8), ("step", 1), ("25%", 1)):
-        assert scale_model(profile, 8, 256, granule).reward.call_s == pytest.approx(0.001 * longer), granule
-
-
 def test_sizes_of_another_models_profile_stand_in_for_the_recipes() -> None:
     profile = load_profile("qwen2.5-7b-h800")
     given, overrides = load_recipe("longtail", ["prompts_per_step=64"]), ["prompts_per_step=64"]
