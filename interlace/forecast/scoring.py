@@ -70,7 +70,7 @@ class Workplace:
                 "steps": 4 * steps + 16,
             }
         )
-        simulation, granule = self.simulation, schedule.granularity.reward
+        simulation, granule = self.simulation, schedule.granularity.of("reward")
         scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, granule)
         here = replace(
             simulation,
