@@ -159,7 +159,7 @@ async def start_run(recipe: Recipe, ranks: int, port: int) -> tuple[LoopbackClus
         specs = [role_spec(role, number, devices, workers[role.name]) for number, devices in enumerate(places)]
         specs = [replace(spec, num_ranks=max(1, len(spec.devices))) for spec in specs]
         started[role.name] = [await cluster.launch(spec) for spec in specs]
-    prompts = PromptStream(simulation.prompts(recipe), recipe.seed)
+    prompts = PromptStream(simulation.prompts(), recipe.seed)
     hosted = await host(cluster, recipe, RoleGroups.of(started), prompts, algorithm=algorithm, stand_in=SINGLE_TURN)
 
     async def train() -> int:

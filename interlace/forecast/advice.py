@@ -50,19 +50,13 @@ class Advice:
     step_s: float
     """Predicted seconds of a step without a change."""
     staleness_max: float
-    suggestions: tuple[Suggestion, ...]
     num_tried: int
     """Number of settings that were simulated."""
+    suggestions: tuple[Suggestion, ...]
 
     def row(self) -> dict[str, JSON]:
         """Returns the advice as JSON."""
-        return {
-            "waste": self.waste,
-            "step_s": self.step_s,
-            "staleness_max": self.staleness_max,
-            "num_tried": self.num_tried,
-            "suggestions": [dict(asdict(each)) for each in self.suggestions],
-        }
+        return {**asdict(self), "suggestions": [asdict(each) for each in self.suggestions]}
 
     @property
     def lines(self) -> list[str]:

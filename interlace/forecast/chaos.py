@@ -35,21 +35,12 @@ def simulate_faults(
         error = ""
     except InterlaceError as failure:
         rough, error = None, str(failure)
+    recovered = sorted(injected.recovered_s.items(), key=lambda item: item[0].at_s)
+    ended = [(fault, injected.target(fault), seconds) for fault, seconds in recovered]
+    ended += [(fault, fault.role, DETECTION_S[fault.kind] + restart_s) for fault in restarts]
     found = [
-        FaultRecord(
-            fault=fault.name, role=fault.role, target=injected.target(fault), at_s=fault.at_s, recovered_s=seconds
-        )
-        for fault, seconds in sorted(injected.recovered_s.items(), key=lambda item: item[0].at_s)
-    ]
-    found += [
-        FaultRecord(
-            fault=fault.name,
-            role=fault.role,
-            target=fault.role,
-            at_s=fault.at_s,
-            recovered_s=DETECTION_S[fault.kind] + restart_s,
-        )
-        for fault in restarts
+        FaultRecord(fault=fault.name, role=fault.role, target=target, at_s=fault.at_s, recovered_s=seconds)
+        for fault, target, seconds in ended
     ]
     again_s = math.fsum(_measure_repeated_s(fault, calm, recipe) for fault in restarts)
     lost_s = again_s + math.fsum(DETECTION_S[fault.kind] + restart_s for fault in restarts)
@@ -80,8 +71,7 @@ def _refuse_unsimulated(faults: Sequence[FaultSpec]) -> None:
         )
     if fault := next((each for each in faults if each.role == EPISODE), None):
         raise UserError(
-            f"--faults {fault.text}: faults of {fault.role!r} are not simulated on the virtual clock; leave --devices "
-            "out."
+            f"--faults {fault.text}: faults of {EPISODE!r} are not simulated on the virtual clock; leave --devices out."
         )
 
 

@@ -1,15 +1,15 @@
 """Decisions between schedules in microseconds, from step times that were simulated beforehand at several lengths."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from interlace.core.errors import UserError
 from interlace.forecast.plan import PlanRequest
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import coarser, response_lengths
+from interlace.forecast.search.candidates import change_fields
 from interlace.forecast.search.plans import Accepts, Fidelity, Score
 from interlace.forecast.simulate import Simulation
 from interlace.schedule.schedule import Schedule
@@ -71,23 +71,19 @@ def _interpolate(lengths: Sequence[float], row: Sequence[float], length: float) 
     return math.exp((1 - share) * math.log(row[upper - 1]) + share * math.log(row[upper]))
 
 
-def make_table(
-    request: PlanRequest, current: Schedule, *, accepts: Accepts, goes_on: Callable[[], bool] = lambda: True
-) -> DecisionTable:
+def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> DecisionTable:
     """Simulates the current schedule and those that a run can change to without a restart, at every length factor.
 
-    accepts: returns the reason why a schedule cannot run. goes_on: False ends the simulations; the schedules so far
-    make the table.
+    accepts: returns the reason why a schedule cannot run.
     """
     workload, rows = request.workload, dict[Schedule, tuple[float, ...]]()
     fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
-    limits = request.settings.limits()
     start = current
     for _ in range(ROUNDS):
         for schedule in list_live(start, request.settings.max_staleness, request.simulation):
-            if schedule in rows or (rows and not goes_on()):
+            if schedule in rows:
                 continue
-            if schedule != current and (limits.refusal(schedule) or accepts(schedule)):
+            if schedule != current and (request.settings.refusal(schedule) or accepts(schedule)):
                 continue
             if row := _simulate(request, schedule, fidelity):
                 rows[schedule] = row
@@ -123,21 +119,20 @@ def list_live(current: Schedule, max_staleness: int, simulation: Simulation) -> 
     """Yields the current schedule, and the ones that differ from it in fields that can change without a restart."""
     yield current
     bounds = sorted({current.max_staleness, *(float(bound) for bound in (0, 1, 2, 4) if bound <= max_staleness)})
-    for bound in bounds:
-        for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)}):
-            yield from _change_schedule(current, max_staleness=bound, pipeline_depth=depth)
-    for dispatch in ("round_robin", "least_tokens", "longest_first", "skew_aware"):
-        yield from _change_schedule(current, dispatch=dispatch)
-    for limit in (None, 16, 32, 64, 128, "adaptive"):
-        yield from _change_schedule(current, concurrency=limit)
-    for mode in ("drain", "abort_resume", "keep"):
-        yield from _change_schedule(current, on_update=mode)
-    for share in (None, 0.3, 0.6, 0.9):
-        yield from _change_schedule(current, lend_until=share)
-    yield from _with_fewer_engines(current, simulation)
+    changes: list[Mapping[str, object]] = [
+        {"max_staleness": bound, "pipeline_depth": depth}
+        for bound in bounds
+        for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)})
+    ]
+    changes += [{"dispatch": policy} for policy in ("round_robin", "least_tokens", "longest_first", "skew_aware")]
+    changes += [{"concurrency": limit} for limit in (None, 16, 32, 64, 128, "adaptive")]
+    changes += [{"on_update": mode} for mode in ("drain", "abort_resume", "keep")]
+    changes += [{"lend_until": share} for share in (None, 0.3, 0.6, 0.9)]
+    changes += _place_fewer_engines(current, simulation)
+    yield from (each for fields in changes if (each := change_fields(current, fields)) and each != current)
 
 
-def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[Schedule]:
+def _place_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[Mapping[str, object]]:
     instances = current.instances("rollout", simulation.devices)
     placement = current.placement.model_dump()
     for share in (0.5, 0.75):
@@ -146,14 +141,4 @@ def _with_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[S
         first, last = (100 * index / simulation.num_devices for index in (kept[0][0].index, kept[-1][-1].index + 1))
         if first.is_integer() and last.is_integer():
             rollout = {"devices": f"{first:.0f}-{last:.0f}%", "devices_per_instance": len(kept[0])}
-            yield from _change_schedule(current, placement={**placement, "rollout": rollout})
-
-
-def _change_schedule(schedule: Schedule, **fields: object) -> Iterator[Schedule]:
-    """Yields the schedule with other fields, unless they contradict each other."""
-    try:
-        changed = Schedule.parse({**schedule.model_dump(), **fields})
-    except UserError:  # fields that contradict each other
-        return
-    if changed != schedule:
-        yield changed
+            yield {"placement": {**placement, "rollout": rollout}}

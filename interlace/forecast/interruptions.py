@@ -1,9 +1,8 @@
 """Expected interruptions of a planned run, and the share of its time that remains for training."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from interlace.core.types import JSON
 from interlace.forecast.costs.markets import Market
 from interlace.run.chaos.faults import TRAINED
 from interlace.run.recipe.config import Recipe, algorithm_of
@@ -24,10 +23,6 @@ class Interruptions:
     """Seconds lost by each of them: the start, and half of the time between two checkpoints."""
     effective_time: float
     """Share of the time that trains new steps, 0 to 1."""
-
-    def row(self) -> dict[str, JSON]:
-        """Returns the means as JSON."""
-        return asdict(self)
 
 
 def expect_interruptions(

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import Enum
 from multiprocessing.pool import AsyncResult, Pool
 from statistics import fmean
 
@@ -14,7 +13,7 @@ from interlace.core.types import Metrics, Sample
 from interlace.flows.steps import StepResult
 from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
-from interlace.forecast.profile.types import Lengths, Profile
+from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import Replanner
 from interlace.observe.progress import ProgressView
@@ -34,16 +33,6 @@ DECIDING_STEPS = 2
 """Recent steps whose responses decide between schedules that need no restart."""
 POINTS = 33
 """Quantiles of a measured distribution."""
-
-
-class TableState(Enum):
-    """State of the table of the schedules that need no restart."""
-
-    MISSING = "missing"
-    MAKING = "being simulated"
-    READY = "ready"
-    FAILED = "failed"
-    """Could not be simulated; not tried again before another schedule comes by a restart."""
 
 
 class OnlinePlanner:
@@ -70,10 +59,9 @@ class OnlinePlanner:
         self._may_become: Callable[[Schedule], bool] = lambda _: False
         self._making: AsyncResult[DecisionTable] | None = None
         self._table: DecisionTable | None = None
-        """Seconds of the schedules that need no restart, if the table is READY."""
-        self._table_state = TableState.MISSING
-        self._tabulated = schedule
-        """The schedule for which the table was made."""
+        """Seconds of the schedules that need no restart. None while it is made, or if it could not be simulated."""
+        self._tabulated: Schedule | None = None
+        """Schedule for which the table was begun last."""
         self._since_change = DECIDING_STEPS  # no step shows an earlier schedule
         self.decision_s = 0.0
         """Seconds of the last decision by the table."""
@@ -118,7 +106,6 @@ class OnlinePlanner:
 
     @property
     def schedule(self) -> Schedule:
-        """The current schedule."""
         return self._schedule
 
     def wait(self) -> None:
@@ -128,7 +115,6 @@ class OnlinePlanner:
                 running.wait()
 
     def close(self) -> None:
-        """Stops the search process."""
         if self._pool:
             self._pool.terminate()
 
@@ -161,23 +147,16 @@ class OnlinePlanner:
 
     def _update_table(self, progress: ProgressView) -> None:
         """Takes the table when it is ready; makes one if there is none, or if a restart brought another schedule."""
-        if self._table_state is TableState.MAKING and self._making and self._making.ready():
+        if self._making and self._making.ready():
             try:
-                self._table, self._table_state = self._making.get(), TableState.READY
+                self._table = self._making.get()
             except InterlaceError as error:  # the run keeps its schedule
                 progress.say(f"no table of schedules: {error}")
-                self._table_state = TableState.FAILED
-        if self._is_of_other_schedule:
-            self._table, self._table_state = None, TableState.MISSING
-        if self._table_state is TableState.MISSING:
+            self._making = None
+        is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
+        if not self._making and not is_known:
+            self._table, self._tabulated = None, self._schedule
             self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
-            self._table_state, self._tabulated = TableState.MAKING, self._schedule
-
-    @property
-    def _is_of_other_schedule(self) -> bool:
-        """True if the table was made, or failed, for another schedule and does not contain the current one."""
-        is_made = self._table_state in (TableState.READY, TableState.FAILED) and self._schedule != self._tabulated
-        return is_made and (self._table is None or self._schedule not in self._table.rows)
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
@@ -247,12 +226,5 @@ def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
         return profile
     ordered = sorted(lengths)
     quantiles = [float(ordered[round(place / (POINTS - 1) * (len(ordered) - 1))]) for place in range(POINTS)]
-    own = profile.lengths
-    fitted = Lengths(
-        prompt_tokens=own.prompt_tokens,
-        quantiles=tuple(quantiles),
-        prompt_sigma=own.prompt_sigma,
-        response_sigma=own.response_sigma,
-        rank_correlation=own.rank_correlation,
-    )
+    fitted = profile.lengths.model_copy(update={"quantiles": tuple(quantiles)})
     return profile.model_copy(update={"lengths": fitted})

@@ -1,6 +1,5 @@
 """Planner of a recipe's schedule: searches candidates and predicts them with the simulator."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
 from interlace.forecast.search.bounds import Workload
 from interlace.forecast.search.feasible import SearchProblem
 from interlace.forecast.search.planner import search
-from interlace.forecast.search.plans import Accepts, PlanBounds, Planned, SearchResult, WhyNot, accept_all
+from interlace.forecast.search.plans import Accepts, PlanBounds, PlanLimits, Planned, SearchResult, WhyNot, accept_all
 from interlace.forecast.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
 from interlace.robots.env_stage import simulators_of
@@ -166,7 +165,7 @@ class RecipePlan:
         if market:
             price = self.market_price(plan, market)
             of_market = {
-                "interruptions": self.interruptions(plan, market).row(),
+                "interruptions": asdict(self.interruptions(plan, market)),
                 "market_price_per_million_tokens": price,
             }
         score = plan.score
@@ -293,7 +292,7 @@ def _search_plan(
     began_s: float | None,
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
-    deadline_s = math.inf if settings.deadline_h is None else 3600 * settings.deadline_h
+    deadline_s = None if settings.deadline_h is None else 3600 * settings.deadline_h
     devices, refusals = simulation.devices, dict[tuple[object, ...], str | None]()
 
     def check_schedule(schedule: Schedule) -> str | None:
@@ -313,7 +312,9 @@ def _search_plan(
         profile=simulation.profile,
         workload=request.workload,
         devices=devices,
-        limits=settings.limits(deadline_s, recipe.steps),
+        limits=PlanLimits(
+            **settings.model_dump(include=set(PlanBounds.model_fields)), deadline_s=deadline_s, num_steps=recipe.steps
+        ),
         accepts=check_schedule,
     )
     processes = settings.search_processes

@@ -70,12 +70,11 @@ class Workplace:
                 "steps": 4 * steps + 16,
             }
         )
-        simulation = self.simulation
+        simulation, granule = self.simulation, schedule.granularity.of("reward")
+        scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, granule)
         here = replace(
             simulation,
-            profile=shorten_episodes(
-                scale_model(simulation.profile, fidelity.scale, simulation.num_devices), fidelity.turns
-            ),
+            profile=shorten_episodes(scaled, fidelity.turns),
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
@@ -164,7 +163,7 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
     return shift if leaves_out(recipe.schedule.resolved) or abs(shift) > chance else 0.0
 
 
-class TimedEffort:
+class TimedEffort(SampleEffort):
     """Search effort in seconds of real time, shared by the search and its processes."""
 
     def __init__(
@@ -180,7 +179,7 @@ class TimedEffort:
         if this limit ends the search, the plan does not depend on the machine. say: prints a line of progress. began_s:
         time.monotonic() value at which this process started, if its start counts; the search gets the rest of the time.
         """
-        self._samples = SampleEffort(num_samples) if num_samples else None
+        super().__init__(num_samples)
         self._start_s = self._reported_s = now_s = time.monotonic()
         self._began_s = now_s if began_s is None else began_s
         self._limit_s, self._say = search_s, say
@@ -188,7 +187,6 @@ class TimedEffort:
         # Other processes slow this one down: real seconds, and the CPU seconds that it got in them.
         self._real_s, self._cpu_s = (1.0, 1.0) if began_s is None else (now_s - began_s, time.process_time())
         self._sample_s = FIRST_SAMPLE_S / processes
-        self._num_samples = 0
         self.is_stopped = False
         """True after Ctrl-C."""
 
@@ -212,23 +210,17 @@ class TimedEffort:
     @property
     def share_left(self) -> float:
         """Remaining share of the time or of the samples: the smaller one."""
-        of_time = max(0.0, (self.stop_at_s - time.monotonic()) / self._search_s)
-        return min(of_time, self._samples.share_left) if self._samples else of_time
+        return min(max(0.0, (self.stop_at_s - time.monotonic()) / self._search_s), super().share_left)
 
     def spend(self, num_samples: int) -> None:
         """Records simulated samples and updates the measured rate."""
-        self._num_samples += num_samples
-        if self._samples:
-            self._samples.spend(num_samples)
+        super().spend(num_samples)
         elapsed_s = time.monotonic() - self._start_s
-        if self._num_samples and elapsed_s > 0:
-            self._sample_s = elapsed_s / self._num_samples
+        if self._num_spent and elapsed_s > 0:
+            self._sample_s = elapsed_s / self._num_spent
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether `num_samples` can be simulated in the remaining time, at the measured rate."""
-        if self._samples and not self._samples.affords(num_samples):
-            return False
-        return num_samples * self._sample_s <= self.stop_at_s - time.monotonic()
+        return super().affords(num_samples) and num_samples * self._sample_s <= self.stop_at_s - time.monotonic()
 
     def report(self, text: str) -> None:
         """Prints a line of progress, at most once in REPORT_EVERY_S."""

@@ -68,20 +68,22 @@ class Simulation:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Returns the devices of the virtual cluster."""
-        found: list[Device] = []
-        for pool, count in self.pools or (("sim", self.num_devices),):
-            memory = self.profile.kinds.get(pool, self.profile).device_memory_bytes
-            found += [
-                Device(index=len(found) + index, pool=pool, pool_index=index, memory_bytes=memory)
-                for index in range(count)
-            ]
-        return tuple(found)
+        places = [(pool, index, kind) for pool, count, kind in self._kinds for index in range(count)]
+        return tuple(
+            Device(index=number, pool=pool, pool_index=index, memory_bytes=kind.device_memory_bytes)
+            for number, (pool, index, kind) in enumerate(places)
+        )
+
+    @property
+    def _kinds(self) -> list[tuple[str, int, Profile]]:
+        """(pool, number of devices, costs) of each kind of devices, in their order."""
+        pools = self.pools or (("sim", self.num_devices),)
+        return [(pool, count, self.profile.kinds.get(pool, self.profile)) for pool, count in pools]
 
     @property
     def hour_cost(self) -> float:
         """Price of the cluster for an hour; 0 if a kind has no price."""
-        pools = self.pools or (("sim", self.num_devices),)
-        prices = [(self.profile.kinds.get(pool, self.profile).device_hour_cost, count) for pool, count in pools]
+        prices = [(kind.device_hour_cost, count) for _, count, kind in self._kinds]
         return sum(price * count for price, count in prices) if all(price for price, _ in prices) else 0.0
 
     def price(self, tokens_per_s: float, *, device_hour_cost: float | None = None) -> float | None:
@@ -95,21 +97,17 @@ class Simulation:
     @property
     def device(self) -> str:
         """Text that names the cluster's devices."""
-        if not self.pools:
-            return f"{self.num_devices} x {self.profile.label}"
-        kinds = [(self.profile.kinds.get(pool, self.profile).label, count) for pool, count in self.pools]
-        return " + ".join(f"{count} x {device}" for device, count in kinds)
+        return " + ".join(f"{count} x {kind.label}" for _, count, kind in self._kinds)
 
     @property
     def around(self) -> RankWrapper:
         """Wrapper of each rank that injects the faults."""
         return self.process_faults.around if self.process_faults else with_faults(self.faults)
 
-    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
+    def prompts(self) -> Sequence[Prompt]:
         """Returns prompts of the profile's mean length, without text; the recipe's own prompts would need its
         tokenizer.
         """
-        del recipe
         return _make_prompts(self.num_prompts, self.profile.lengths.prompt_tokens)
 
     def episode(self, recipe: Recipe) -> Episode:

@@ -79,7 +79,6 @@ class Plot:
         self.text((self.left + self.width - RIGHT) / 2, self.height - 4, text, "middle")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """Draws a straight line with a CSS class."""
         self.parts.append(f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
 
     def text(self, x: float, y: float, text: str, anchor: str) -> None:
@@ -87,13 +86,11 @@ class Plot:
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def path(self, points: Sequence[tuple[float, float]], colour: str) -> None:
-        """Draws a line through points."""
         if points:
             route = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
             self.parts.append(f'<path class="curve" stroke="{colour}" d="M{route}"/>')
 
     def dot(self, x: float, y: float, colour: str, tip: str) -> None:
-        """Draws a point with a tooltip."""
         self.parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{escape(tip)}</title></circle>'
         )

@@ -20,11 +20,10 @@ def has_layouts(request: "PlanRequest") -> bool:
     return is_same and not simulation.pools and simulation.profile.kind in device_names()
 
 
-def plan_training(request: "PlanRequest", schedule: Schedule, *, runnable: bool = True) -> list[LayoutForecast]:
+def plan_training(request: "PlanRequest", schedule: Schedule) -> list[LayoutForecast]:
     """Returns the layouts of the actor's devices that fit into memory, the fastest first.
 
-    runnable: leaves out layouts that a recipe cannot state (pipelines, moments on the host). Returns an empty list if
-    none fits, or without has_layouts(). An adapter (actor.lora) is not modelled.
+    Returns an empty list if none fits, or without has_layouts(). An adapter (actor.lora) is not modelled.
     """
     recipe, simulation = request.recipe, request.simulation
     profile = simulation.profile
@@ -40,5 +39,4 @@ def plan_training(request: "PlanRequest", schedule: Schedule, *, runnable: bool 
         len(devices),
         max(1, round(samples * mean / recipe.minibatches)),
         most + prompt,
-        runnable=runnable,
     )

@@ -3,41 +3,43 @@
 import asyncio
 import gc
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from interlace.algorithms import Algorithm
 from interlace.algorithms.base import Advantages, Needs
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import Prompt, Sample, SampleGroup
+from interlace.core.types import Metrics, SampleGroup
 from interlace.data.stream import PromptStream
-from interlace.flows.run import RoleGroups
+from interlace.flows.offline import offline_training
+from interlace.flows.offline_run import OfflineRun
+from interlace.flows.run import PolicyRun, RoleGroups
 from interlace.flows.steps import Ended, StepResult
 from interlace.forecast.costs.workers import zeros
-from interlace.forecast.elastic import EngineChange, change_engines
-from interlace.forecast.offline import RowLength, SimulatedOffline
+from interlace.forecast.elastic import change_engines
+from interlace.forecast.offline import make_offline_run
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
-from interlace.rollouts.base import Episode
 from interlace.run.host import Hosted, host
 from interlace.run.launch import RoleWorker, role_spec
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import find_needed_roles
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.sim.cluster import RankWrapper, SimCluster
+from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import Recorder
 from interlace.runtime.worker import Worker, operation_of
-from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from interlace.forecast.simulate import Simulation
+
 StepHook: TypeAlias = Callable[[StepResult], bool]
 OFFLINE_ROLES = ("reference", "actor")
 """Roles of a recipe that trains on given rows."""
@@ -53,43 +55,6 @@ class SimulatedRole(NamedTuple):
     worker_class: type[Worker]
     working_bytes: int = 0
     """Bytes of memory on each device during computation, in addition to the worker's state."""
-
-
-class SimulationBackend(Protocol):
-    """Workers, devices and prompts that replace the recipe's own."""
-
-    @property
-    def devices(self) -> tuple[Device, ...]: ...
-
-    @property
-    def engine_changes(self) -> Sequence[EngineChange]:
-        """Returns the engines that leave and join during the run."""
-        ...
-
-    @property
-    def around(self) -> RankWrapper:
-        """Returns the wrapper for each rank."""
-        ...
-
-    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
-        """Returns the data set."""
-        ...
-
-    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """Returns the simulated workers by role; the algorithm selects the roles that it needs."""
-        ...
-
-    def episode(self, recipe: Recipe) -> Episode:
-        """Returns the episode that replaces the recipe's, which would call real tools."""
-        ...
-
-    def predictor(self, recipe: Recipe) -> LengthPredictor | None:
-        """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
-        ...
-
-    def row_length(self, recipe: Recipe) -> RowLength:
-        """Returns the lengths of given rows, for a recipe that trains on them."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +81,27 @@ class Simulated:
                 {name: value for name, value in result.metrics.items() if not name.startswith("reward/")}
                 for result in self.results
             ],
-            transcripts=[_make_transcript(result.step, ended) for result in self.results for ended in result.ended],
+            transcripts=[
+                Transcript(
+                    step=result.step,
+                    uid=ended.sample.prompt.uid,
+                    prompt="",
+                    response="",
+                    num_tokens=ended.sample.num_tokens,
+                    reward=ended.sample.reward,
+                    version_min=None,
+                    version_max=None,
+                    event=str(ended.event),
+                )
+                for result in self.results
+                for ended in result.ended
+            ],
         )
 
 
 def run_virtually(
     recipe: Recipe,
-    stand_ins: SimulationBackend,
+    simulation: "Simulation",
     *,
     name: str,
     recorder: Callable[[], Recorder],
@@ -137,24 +116,19 @@ def run_virtually(
     time.monotonic() value at which the run raises SimulationStoppedError. Raises UserError for a recipe that cannot
     run, and HangError, RemoteError and WorkerDiedError as other clusters do.
     """
-    with no_search_for_cycles():
-        return on_virtual_clock(
-            lambda: _simulate_run(recipe, stand_ins, name, recorder, on_step, on_hosted), stop_at_s=stop_at_s
-        )
-
-
-def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
-    """Runs a coroutine on a new VirtualLoop. stop_at_s: see run_virtually()."""
     loop = VirtualLoop()
     loop.stop_at_s = stop_at_s
-    # asyncio needs a current loop to create futures without an explicit one.
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(main())
-    finally:
-        loop.stop_at_s = math.inf
-        loop.cancel_and_close()
-        asyncio.set_event_loop(None)
+    with no_search_for_cycles():
+        # asyncio needs a current loop to create futures without an explicit one.
+        asyncio.set_event_loop(loop)
+        try:
+            return loop.run_until_complete(
+                _simulate_run(recipe, simulation, name, recorder, _Steps(on_step), on_hosted)
+            )
+        finally:
+            loop.stop_at_s = math.inf
+            loop.cancel_and_close()
+            asyncio.set_event_loop(None)
 
 
 @contextmanager
@@ -177,50 +151,52 @@ class _Steps:
         self.results: list[StepResult] = []
 
     async def on_step(self, result: StepResult) -> bool:
-        """Keeps the result. Returns False to end the run."""
         self.results.append(result)
         return self._hook is None or self._hook(result)
+
+    async def on_offline_step(self, step: int, metrics: Metrics) -> bool:
+        """See OfflineObserver."""
+        return await self.on_step(StepResult(step=step, version=step, metrics=metrics, ended=()))
 
 
 async def _simulate_run(
     recipe: Recipe,
-    stand_ins: SimulationBackend,
+    simulation: "Simulation",
     name: str,
     recorder: Callable[[], Recorder],
-    hook: StepHook | None,
+    steps: _Steps,
     on_hosted: Callable[[Hosted], None] | None,
 ) -> Simulated:
-    algorithm, steps = Timed(algorithm_of(recipe)), _Steps(hook)
-    cluster = SimCluster(
-        stand_ins.devices, recipe.schedule.resolved, hang_after_s=HANG_AFTER_S, around=stand_ins.around
-    )
-    prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
+    algorithm, schedule = Timed(algorithm_of(recipe)), recipe.schedule.resolved
+    cluster = SimCluster(simulation.devices, schedule, hang_after_s=HANG_AFTER_S, around=simulation.around)
+    prompts = PromptStream(simulation.prompts(), recipe.seed)
+    finish: Callable[[], Sequence[Ended]] = tuple
+    run: OfflineRun | PolicyRun
     try:
-        roles = stand_ins.roles(recipe)
+        roles = simulation.roles(recipe)
         if is_offline(recipe):
             groups = await launch(cluster, algorithm.needs, {name: roles[name] for name in OFFLINE_ROLES})
-            offline = SimulatedOffline(cluster, recipe, groups, stand_ins.row_length(recipe), hook)
-            with cluster.timeline.record_with(recorder()):
-                ledger = await cluster.run(offline.train(prompts))
-            seconds = cluster.clock.now()
-            return Simulated(name=name, results=offline.results, ledger=ledger, events=(), seconds=seconds)
-        groups = await launch(cluster, algorithm.needs, roles)
-        episode = stand_ins.episode(recipe)
-        predictor = stand_ins.predictor(recipe)
-        hosted = await host(
-            cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode, predictor=predictor
-        )
-        if on_hosted:
-            on_hosted(hosted)
-        if stand_ins.engine_changes:
-            changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
-            cluster.spawn(changes, name="engines that leave and join")
+            run = make_offline_run(cluster, recipe, groups, prompts, simulation.row_length(recipe))
+            run.start(steps)
+            flow = offline_training(run)
+        else:
+            groups = await launch(cluster, algorithm.needs, roles)
+            episode, predictor = simulation.episode(recipe), simulation.predictor(recipe)
+            hosted = await host(
+                cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode, predictor=predictor
+            )
+            if on_hosted:
+                on_hosted(hosted)
+            if simulation.engine_changes:
+                changes = change_engines(hosted.run.rollout.pool, simulation.engine_changes)
+                cluster.spawn(changes, name="engines that leave and join")
+            run, flow, finish = hosted.run, hosted.train(steps), hosted.run.finish
         with cluster.timeline.record_with(recorder()):
-            await cluster.run(hosted.train(steps))
-            ledger = hosted.run.ledger()
+            await cluster.run(flow)
+            ledger = run.ledger()
     finally:
         await cluster.shutdown()
-    leftover = hosted.run.finish()
+    leftover = finish()
     if not steps.results:
         raise UserError("the recipe's data ended before its first step: nothing was simulated.")
     return Simulated(
@@ -255,7 +231,6 @@ class Timed(Algorithm):
         return self._algorithm.keeps(group)
 
     def advantages(self, group: SampleGroup) -> Advantages:
-        """Returns zeros."""
         nothing = zeros(group.samples)
         return Advantages(advantages=nothing, returns=nothing if self.needs.critic else None)
 
@@ -280,18 +255,3 @@ async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRo
             await cluster.launch(replace(spec, working_bytes=stand_in.working_bytes)) for spec in specs
         ]
     return RoleGroups.of(started)
-
-
-def _make_transcript(step: int, ended: Ended) -> Transcript:
-    sample: Sample = ended.sample
-    return Transcript(
-        step=step,
-        uid=sample.prompt.uid,
-        prompt="",
-        response="",
-        num_tokens=sample.num_tokens,
-        reward=sample.reward,
-        version_min=None,
-        version_max=None,
-        event=str(ended.event),
-    )

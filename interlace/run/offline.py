@@ -8,6 +8,7 @@ from interlace.flows.offline_run import OfflineRows, OfflineRun
 from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.run.boundary import Boundary, StateLater
+from interlace.run.heap import frozen_heap
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.saving import Saver
@@ -51,7 +52,8 @@ class OfflineSession(RunProcess):
         )
         run.start(boundary)
         await boundary.begin()
-        await offline_training(run)
+        with frozen_heap():
+            await offline_training(run)
         await boundary.finish()
 
 

@@ -31,6 +31,7 @@ from interlace.run.boundary import TrainJob
 from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
+from interlace.run.heap import frozen_heap
 from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
 from interlace.run.memory_checkpoints import MemoryCheckpoints
@@ -181,7 +182,8 @@ class _PolicySession(RunProcess):
         if job.planner:
             job.planner.started(time.monotonic() - self._began_s, hosted.live.may_become)
         await boundary.begin()
-        await policy_optimization(hosted.run)
+        with frozen_heap():
+            await policy_optimization(hosted.run)
         await boundary.finish()
 
     async def _learn_offline(self, hosted: Hosted) -> None:

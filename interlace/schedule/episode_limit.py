@@ -98,7 +98,6 @@ class EpisodeLimit:
         self._returned.discard(owner)
 
     def clear(self) -> None:
-        """Records that the engine has lost all contexts between two turns."""
         self._kept.clear()
         self._returned.clear()
         self._num_kept = 0

@@ -55,7 +55,6 @@ class MeanLength:
 
     @property
     def tokens(self) -> float:
-        """Mean number of tokens."""
         return self._tokens
 
 
@@ -82,7 +81,6 @@ class LengthHistory:
         return total / count if count else None
 
     def expect(self, uid: str, prompt_tokens: int) -> float:
-        """Returns the predicted number of response tokens."""
         known = self.of_prompt(uid)
         if known is not None:
             return known
@@ -119,7 +117,6 @@ class LengthRanker:
         self._scored: deque[tuple[float, float, float]] = deque(maxlen=SCORED)
 
     def expect(self, request: Request) -> float:
-        """Returns the predicted number of response tokens of a dispatched request."""
         of_history = self._history.expect(request.uid, len(request.prompt_ids))
         if not self._learns:
             return of_history
@@ -131,7 +128,6 @@ class LengthRanker:
         return expected
 
     def observe(self, request: Request, num_tokens: int) -> None:
-        """Updates the model from a response that ended."""
         self._history.observe(request.uid, len(request.prompt_ids), num_tokens)
         if not self._learns:
             return
@@ -150,7 +146,6 @@ class LengthRanker:
             del self._siblings[next(iter(self._siblings))]
 
     def forget(self, request_id: str) -> None:
-        """Removes a request that gets no response."""
         self._guesses.pop(request_id, None)
 
     def metrics(self) -> Metrics:

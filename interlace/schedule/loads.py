@@ -40,7 +40,6 @@ class Loads(Sequence[Load]):
         return len(self._loads)
 
     def add(self, number: int, load: Load) -> None:
-        """Adds the load of an engine."""
         place = bisect_left(self._numbers, number)
         self._numbers.insert(place, number)
         self._loads.insert(place, load)
@@ -49,7 +48,6 @@ class Loads(Sequence[Load]):
         self._stamps[number] = 0
 
     def remove(self, number: int) -> None:
-        """Removes the load of an engine."""
         place = bisect_left(self._numbers, number)
         self._loads[place].changed = None
         del self._numbers[place], self._loads[place], self._stamps[number]

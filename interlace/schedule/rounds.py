@@ -108,7 +108,6 @@ class Rounds:
             self._source.hand_back([prompt])
 
     def end(self) -> None:
-        """Ends the round with its step."""
         self.is_open = False
         self._generated.clear()
         self._accepted.clear()

@@ -118,7 +118,6 @@ class Granularity(Config):
     """Stage -> granule."""
 
     def of(self, stage: str) -> Granule | Share:
-        """Returns the granule of a role's stage."""
         granule: Granule | Share = getattr(self, stage)
         return granule
 
@@ -230,7 +229,6 @@ class Schedule(Config):
         return self.max_staleness if self.pipeline_depth is None else self.pipeline_depth
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """Returns the devices of each instance of a role on a cluster. Raises UserError if they do not exist."""
         return self.placement.instances(role, devices)
 
     def moves_kv_cache(self, devices: tuple[Device, ...]) -> bool:

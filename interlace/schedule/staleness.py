@@ -38,13 +38,11 @@ class Window:
             self._places.append(gid)
 
     def take(self, gid: int) -> None:
-        """Marks a group as taken."""
         if self._size is not None and gid >= 0:
             self._taken.add(gid)
             self._drop_taken_places()
 
     def drop(self, gid: int) -> None:
-        """Removes a group that was dropped."""
         if self._size is not None:
             self._places.remove(gid)
             self._drop_taken_places()

@@ -1,6 +1,7 @@
 """`interlace.train` runs from a program and a notebook, with a model, rows, and any function as the reward."""
 
 import asyncio
+import gc
 import json
 import signal
 import subprocess
@@ -168,6 +169,18 @@ def test_a_tilde_is_the_home_folder_as_in_a_shell(tmp_path: Path, monkeypatch: p
     assert interlace.load_run("run", folder="~/runs").folder == interlace.load_run("~/runs/run").folder == run.folder
     assert load_recipe("~/runs/run/config.yaml") == run.recipe
     assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_search_for_cycles_leaves_out_the_objects_before_training(tmp_path: Path, algorithm: str) -> None:
+    searched: list[int] = []
+    given = {"reward": "exact"} if algorithm == "grpo" else {}
+    interlace.train(
+        model="tiny:micro", data=ROWS if given else [{**row, "completion": row["answer"]} for row in ROWS],
+        algorithm=algorithm, folder=tmp_path, quiet=True, callbacks=[lambda _: searched.append(len(gc.get_objects()))],
+        **given, **(TINY if given else {**TINY, "samples_per_prompt": 1}),
+    )  # fmt: skip
+    assert max(searched) < 0.2 * len(gc.get_objects())
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])

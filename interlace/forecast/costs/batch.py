@@ -62,7 +62,6 @@ class KeptContexts:
             self._drop(owners[first_to_go(waits, patience_s=self._returns.patience_s)])
 
     def clear(self) -> None:
-        """Drops all contexts."""
         self._kept.clear()
         self.num_tokens = 0
 
@@ -164,7 +163,6 @@ class SimulatedBatch:
         """Seconds of work that precedes the next step, such as prompts to compute."""
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Adds requests to the waiting sequences."""
         self.waiting.extend([self._make_sequence(request) for request in requests])
 
     def advance(self, stretch: Stretch) -> int:
@@ -239,7 +237,6 @@ class SimulatedBatch:
 
     @property
     def is_too_full(self) -> bool:
-        """Returns whether the cache has no room for another step."""
         num_running = len(self.running)
         return self.num_cached + num_running > self.capacity and num_running > 1
 
@@ -313,7 +310,6 @@ class SimulatedBatch:
         return _make_response(waiting, FinishReason.ABORTED)
 
     def _end_stint(self, sequence: _Sequence) -> _Sequence:
-        """Ends the stint of a sequence."""
         del self.running[sequence.request.id]
         if sequence.own is not None:
             self.older[sequence.own] -= 1

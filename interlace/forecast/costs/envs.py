@@ -40,7 +40,6 @@ class SimulatedSimulators(Worker):
 
     @operation(bin="simulate")
     async def simulate(self, jobs: Sequence[SlotJob]) -> EnvBatch:
-        """Takes the time of all jobs together."""
         num_chunks = sum(job.kind == "chunk" for job in jobs)
         seconds = self._costs.chunk_s(num_chunks) if num_chunks else 0.0
         if num_chunks < len(jobs):

@@ -71,10 +71,10 @@ class SimulatedEpisode:
         model, seed = self._turns, session.seed
         count, is_right = uniforms("turns", seed)
         reward = float(is_right < model.reward) if self._brings_reward else None
-        if self._has_envs:
-            await self._play_turns(prompt, session, max(1, round(interpolate(model.turns, count))))
-            return reward
         num_turns = max(1, round(interpolate(model.turns, count)))
+        if self._has_envs:
+            await self._play_turns(prompt, session, num_turns)
+            return reward
         with self._batches.episode() if self._batches else nullcontext():
             await self._use_tools(prompt, session, num_turns)
         return reward

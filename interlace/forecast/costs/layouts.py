@@ -19,7 +19,6 @@ ROWS_PER_TOKEN = 17
 eq. 2: 34 bytes in bf16, with attention that stores no scores).
 """
 TENSORS = CONTEXTS = (1, 2, 4, 8)
-PIPELINES = (1, 2, 4, 8, 16)
 EXPERTS = (1, 2, 4, 8, 16, 32, 64)
 MICROBATCHES = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens of a micro-batch that are tried."""
@@ -39,25 +38,18 @@ class TrainLayout:
     expert: int = 1
     """Devices that share the experts of a layer; part of the devices with different samples."""
     pipeline: int = 1
-    """Groups of consecutive layers."""
+    """Groups of consecutive layers. Only for forecasts of other systems: a recipe has one."""
     tokens_per_microbatch: int = 8192
     """Tokens of a forward pass, of the devices that share sequences and matrices together."""
     recomputes: bool = True
     """Recomputes each layer in the backward pass."""
     reshards: bool = True
     """Divides weights and gradients among all devices too (ZeRO stage 3, arXiv 1910.02054)."""
-    offloads_optimizer: bool = False
-    """Keeps the moments in the memory of the host."""
 
     @property
     def data(self) -> int:
         """Groups of devices with different samples."""
         return self.num_devices // (self.tensor * self.context * self.pipeline)
-
-    @property
-    def is_runnable(self) -> bool:
-        """True if a recipe can state the layout. Pipelines and moments on the host are for forecasts of others."""
-        return self.pipeline == 1 and not self.offloads_optimizer
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -127,7 +119,6 @@ def _time_parts(
     weights_s = gathers * per_device * (group - 1) / group / _link(sheet, layout.num_devices)
     weights_s = max(0.0, weights_s - compute_s)  # gathered while earlier layers compute
     state_bytes = (MOMENT_BYTES + FLOAT) * shape.num_parameters / layout.num_devices
-    rate = sheet.host_bytes_per_s / 2 if layout.offloads_optimizer else BANDWIDTH_SHARE * sheet.bytes_per_s / 2
     return {
         "compute": compute_s,
         "bubble": bubble_s,
@@ -136,7 +127,7 @@ def _time_parts(
         "experts": experts_s,
         "launch": max(0.0, microbatches * passes * LAUNCH_S - compute_s),  # launched while earlier kernels compute
         "weights": weights_s,
-        "optimizer": state_bytes / rate,
+        "optimizer": state_bytes / (BANDWIDTH_SHARE * sheet.bytes_per_s / 2),
     }
 
 
@@ -161,43 +152,36 @@ def _memory_parts(layout: TrainLayout, shape: ModelShape) -> dict[str, float]:
     return {
         "weights": BF16 * (kept + 2 * gathered),
         "gradients": FLOAT * kept,
-        "moments": 0.0 if layout.offloads_optimizer else MOMENT_BYTES * total / layout.num_devices,
+        "moments": MOMENT_BYTES * total / layout.num_devices,
         "activations": activations * layout.pipeline,  # 1F1B keeps as many micro-batches as stages
         "logits": 2 * tokens * shape.logit_bytes_per_token,
     }
 
 
 def list_layouts(shape: ModelShape, num_devices: int, longest: int) -> Iterator[TrainLayout]:
-    """Yields the layouts that divide the devices and the model. longest: tokens of the longest sequence."""
+    """Yields the layouts of a recipe that divide the devices and the model. longest: tokens of the longest sequence."""
     experts = [size for size in EXPERTS if size == 1 or (shape.num_experts and shape.num_experts % size == 0)]
     microbatches = [count for count in MICROBATCHES if count >= min(longest, MICROBATCHES[-1])]
-    for tensor, context, pipeline, expert in product(TENSORS, CONTEXTS, PIPELINES, experts):
-        if num_devices % (tensor * context * pipeline) or shape.num_layers < pipeline:
+    for tensor, context, expert in product(TENSORS, CONTEXTS, experts):
+        if num_devices % (tensor * context) or shape.num_kv_heads % (tensor * context):
             continue
-        if shape.num_kv_heads % (tensor * context) or num_devices // (tensor * pipeline) % expert:
+        # Devices that share matrices share experts already.
+        if num_devices // tensor % expert or (expert > 1 and tensor > 1):
             continue
-        if expert > 1 and tensor > 1:  # devices that share matrices share experts already
-            continue
-        reshards = (False, True) if pipeline == 1 else (False,)
-        for tokens, recomputes, reshard, offloads in product(microbatches, (False, True), reshards, (False, True)):
+        for tokens, recomputes, reshards in product(microbatches, (False, True), (False, True)):
             yield TrainLayout(
-                num_devices=num_devices, tensor=tensor, context=context, expert=expert, pipeline=pipeline,
-                tokens_per_microbatch=tokens, recomputes=recomputes, reshards=reshard, offloads_optimizer=offloads,
+                num_devices=num_devices, tensor=tensor, context=context, expert=expert, tokens_per_microbatch=tokens,
+                recomputes=recomputes, reshards=reshards,
             )  # fmt: skip
 
 
 def search_layouts(
-    shape: ModelShape, sheet: DataSheet, num_devices: int, num_tokens: int, longest: int, *, runnable: bool = True
+    shape: ModelShape, sheet: DataSheet, num_devices: int, num_tokens: int, longest: int
 ) -> list[LayoutForecast]:
     """Returns the layouts that fit into memory, the fastest first, and of equally fast ones the smallest.
 
-    num_tokens: of an optimizer step. longest: tokens of the longest sequence. runnable: leaves out layouts that a
-    recipe cannot state. Returns an empty list if none fits.
+    num_tokens: of an optimizer step. longest: tokens of the longest sequence. Returns an empty list if none fits.
     """
-    found = [
-        forecast_layout(layout, shape, sheet, num_tokens)
-        for layout in list_layouts(shape, num_devices, longest)
-        if layout.is_runnable or not runnable
-    ]
+    found = [forecast_layout(layout, shape, sheet, num_tokens) for layout in list_layouts(shape, num_devices, longest)]
     fitting = [each for each in found if each.memory_bytes <= USABLE_SHARE * sheet.memory_bytes]
     return sorted(fitting, key=lambda each: (float(f"{each.step_s:.3g}"), each.memory_bytes))

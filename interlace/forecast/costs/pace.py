@@ -22,7 +22,6 @@ class PacedWork:
     """Timer of the end of the work, if other work can delay it."""
 
     def stop(self) -> None:
-        """Ends the work early."""
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -80,7 +79,6 @@ class Pace:
         return job.seconds - max(0.0, job.left_s)
 
     async def work(self, role: str, seconds: float) -> None:
-        """Starts work and waits for its end."""
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 

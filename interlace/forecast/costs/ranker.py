@@ -44,7 +44,6 @@ class NoisyRanker:
         self._pairs: deque[tuple[float, float]] = deque(maxlen=KEPT)
 
     def expect(self, request: Request) -> float:
-        """Returns the predicted number of response tokens."""
         owner = request.owner
         noise, _ = uniforms("rank", self._seed, request.uid, request.attempt, owner.index, request.turn)
         known = self._correlation
@@ -54,17 +53,14 @@ class NoisyRanker:
         return expected
 
     def observe(self, request: Request, num_tokens: int) -> None:
-        """Notes the true length of a response that ended."""
         expected = self._expected.pop(request.id, None)
         if expected is not None:
             self._pairs.append((expected, float(num_tokens)))
 
     def forget(self, request_id: str) -> None:
-        """Drops a request that gets no response."""
         self._expected.pop(request_id, None)
 
     def metrics(self) -> Metrics:
-        """Returns the rank correlation of predicted and true lengths of the latest responses."""
         if len(self._pairs) < 2:
             return {}
         expected, real = zip(*self._pairs, strict=True)

@@ -4,27 +4,32 @@ import math
 from typing import TypeVar
 
 from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, RolloutCosts, TrainCosts
+from interlace.schedule.roles import Granule, Share
 
 C = TypeVar("C", bound=InferenceCosts)
 
 
-def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
+def scale_model(profile: Profile, factor: int, num_devices: int, granule: Granule | Share = "sample") -> Profile:
     """Returns the costs of a model with `num_devices / factor` devices and the same share of the prompts.
 
     The model has fewer engines with the same number of sequences each. An instance that spans many devices takes the
-    same time: its work is divided by the factor, and so is the speed of its devices.
+    same time: its work is divided by the factor, and so is the speed of its devices. The controller, which is one in
+    both, has fewer samples and calls of the reward, each of which takes longer.
+
+    granule: of the reward. A step has as many calls in the model if it is a share of the step.
     """
     if factor == 1:
         return profile
-    rewards = profile.reward
+    rewards, per_step = profile.reward, granule == "step" or (isinstance(granule, str) and granule.endswith("%"))
+    call_s = rewards.call_s * (1 if per_step else factor)
     return profile.model_copy(
         update={
             "actor": _scale_training(profile.actor, factor, num_devices),
             "critic": profile.critic and _scale_training(profile.critic, factor, num_devices),
             "env": profile.env and _simulators(profile.env, factor),
-            "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor))}),
+            "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor)), "call_s": call_s}),
             "controller_sample_s": profile.controller_sample_s * factor,
-            "kinds": {name: scale_model(kind, factor, num_devices) for name, kind in profile.kinds.items()},
+            "kinds": {name: scale_model(kind, factor, num_devices, granule) for name, kind in profile.kinds.items()},
         }
     )
 

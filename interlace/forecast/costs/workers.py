@@ -4,7 +4,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 
 import numpy as np
@@ -65,40 +65,36 @@ class SimulatedReward(Worker):
         return results
 
 
-class _Judge:
-    """Verdicts and latencies, keyed by the sample."""
+@lru_cache(maxsize=4)
+def _cache_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
+    """Returns a cached function from a sample's key to the seconds that a scorer needs, and the result.
 
-    def __init__(self, costs: RewardCosts, seed: int) -> None:
-        self._costs, self._seed = costs, seed
-        self._solve_rate = lru_cache(maxsize=4096)(self._draw_solve_rate)
+    It is the same function for the same arguments.
+    """
+    solve_rate = lru_cache(maxsize=4096)(partial(_draw_solve_rate, costs, seed))
 
-    def verdict(self, uid: str, attempt: int, index: int) -> tuple[float, RewardResult]:
-        """Returns the seconds that a scorer needs for a sample, and the result."""
-        costs, key = self._costs, (self._seed, uid, attempt, index)
+    @lru_cache(maxsize=KEPT)
+    def verdict(uid: str, attempt: int, index: int) -> tuple[float, RewardResult]:
+        key = (seed, uid, attempt, index)
         luck, haste = uniforms("score", *key)
         latency_s = costs.median_s * math.exp(costs.sigma * to_normal(haste))
         chance = uniforms("failure", *key)[0] if costs.fail_share else 1.0
         if chance < costs.fail_share:
             return min(latency_s, costs.max_s), RewardResult(failure="a simulated failure")
-        return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
+        return min(latency_s, costs.max_s), RIGHT if luck < solve_rate(uid) else WRONG
 
-    def _draw_solve_rate(self, uid: str) -> float:
-        """Draws a prompt's beta-distributed solve rate. `solve_spread` is its variance as a share of the largest
-        possible.
-        """
-        mean, spread = self._costs.solve_rate, self._costs.solve_spread
-        if spread <= 0 or mean in (0.0, 1.0):
-            return mean
-        if spread >= 1:
-            return float(uniforms("solve", self._seed, uid)[0] < mean)
-        weight = 1 / spread - 1
-        return keyed_random("solve", self._seed, uid).betavariate(mean * weight, (1 - mean) * weight)
+    return verdict
 
 
-@lru_cache(maxsize=4)
-def _cache_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
-    """Returns a cached _Judge.verdict; the same function for the same arguments."""
-    return lru_cache(maxsize=KEPT)(_Judge(costs, seed).verdict)
+def _draw_solve_rate(costs: RewardCosts, seed: int, uid: str) -> float:
+    """Draws a prompt's beta-distributed solve rate. `solve_spread`: its variance as a share of the largest one."""
+    mean, spread = costs.solve_rate, costs.solve_spread
+    if spread <= 0 or mean in (0.0, 1.0):
+        return mean
+    if spread >= 1:
+        return float(uniforms("solve", seed, uid)[0] < mean)
+    weight = 1 / spread - 1
+    return keyed_random("solve", seed, uid).betavariate(mean * weight, (1 - mean) * weight)
 
 
 class SimulatedRewardModel(SimulatedReward):
@@ -106,7 +102,6 @@ class SimulatedRewardModel(SimulatedReward):
 
     @operation(bin="score")
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result per sample after the last one is scored."""
         return await super().score(samples)
 
 
@@ -172,23 +167,19 @@ class SimulatedTrainer(SimulatedInference):
 
     @operation(bin="inference", parts=(WEIGHTS,))
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns zeros, [L] per sample."""
         await self._compute_samples(samples, self._train_costs.inference_token_s)
         return zeros(samples)
 
     @operation(bin="inference", phase="values", parts=(WEIGHTS,))
     async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns zeros, [L] per sample."""
         return await self.logprobs(samples)
 
     @operation(bin="inference", phase="values", parts=(WEIGHTS,))
     async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns zeros, [L] per sample."""
         return await self.logprobs(samples)
 
     @operation(bin="train", parts=(WEIGHTS,))
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
-        """Takes the time of a forward and backward pass."""
         taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
         await self._compute_samples(taken, self._costs.token_s)
 
@@ -199,7 +190,6 @@ class SimulatedTrainer(SimulatedInference):
 
     @operation(bin="train", makes_activations=False)
     async def optimizer_step(self) -> None:
-        """Takes the time of an optimizer step."""
         await self._work(self._train_costs.optimizer_s / self._speed)
 
     @operation(on_device=False)

@@ -14,7 +14,7 @@ from interlace.flows.step_metrics import SCORED
 from interlace.forecast.profile.fit import batches_to, fit, intraclass_correlation
 from interlace.forecast.profile.profile import device_name
 from interlace.forecast.profile.rollout import rising
-from interlace.forecast.profile.samples import lengths_of
+from interlace.forecast.profile.samples import lengths_of, sizes_of
 from interlace.forecast.profile.steps import FEWEST, FILLING, StepTimes, fit_profile, waiting_s
 from interlace.forecast.profile.trace_slices import ReadTrace, Slice, read_trace
 from interlace.forecast.profile.types import (
@@ -23,7 +23,6 @@ from interlace.forecast.profile.types import (
     Profile,
     RewardCosts,
     RolloutCosts,
-    RunSizes,
     StateCosts,
     TrainCosts,
 )
@@ -72,11 +71,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     profile = Profile(
         device=device_name(devices[0]),
         model=recipe.model.path,
-        sizes=RunSizes(
-            prompts_per_step=recipe.prompts_per_step,
-            samples_per_prompt=recipe.samples_per_prompt,
-            max_new_tokens=recipe.sampling.max_new_tokens,
-        ),
+        sizes=sizes_of(recipe),
         source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
         device_memory_bytes=devices[0].memory_bytes,
         rollout=rollout.model_copy(

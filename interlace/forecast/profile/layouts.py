@@ -7,6 +7,7 @@ isolated calls. The speed of a machine drifts meanwhile, so the layout of the fi
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import fmean
 from typing import TypeAlias
 
@@ -37,6 +38,10 @@ class MeasuredLayout:
     """Builds the schedule for a number of devices, 2 or more."""
 
 
+Part: TypeAlias = Callable[[StepTimes], Sequence[float]]
+"""Returns the seconds of a part of the steps."""
+_rollouts: Part = attrgetter("rollouts_s")
+_trains: Part = attrgetter("trains_s")
 Measure: TypeAlias = Callable[[Profile, MeasuredLayout], StepTimes | None]
 """Runs steps of a layout on this machine; None if it cannot run, or the time is too short."""
 Lay: TypeAlias = Callable[[MeasuredLayout], Recipe]
@@ -55,7 +60,7 @@ class MeasuredSteps:
         """Predicts the same steps."""
         return simulate_steps(profile, self.recipe, self.num_devices, self.times)
 
-    def compare(self, profile: Profile, part: Callable[[StepTimes], Sequence[float]]) -> float:
+    def compare(self, profile: Profile, part: Part) -> float:
         """Returns the real seconds of a part of the steps, divided by the predicted ones."""
         return ratio(self.times, part(self.times), part(self.simulate(profile)))
 
@@ -69,25 +74,18 @@ def _place_roles(rollout: str, others: str, **fields: int) -> Schedule:
     return Schedule.parse({"placement": placement, **fields}, where="the placement of a profile")
 
 
-def _spread_roles(num_devices: int) -> Schedule:
-    return _place_roles("all", str(num_devices - 1))
-
-
-def _share_devices(num_devices: int) -> Schedule:
-    del num_devices
-    return _place_roles("all", "all")
-
-
 def _place_apart(num_devices: int) -> Schedule:
     half = num_devices // 2
     return _place_roles(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
-SPREAD = MeasuredLayout(name="engines on all devices, other roles on the last", schedule=_spread_roles)
+SPREAD = MeasuredLayout(
+    name="engines on all devices, other roles on the last", schedule=lambda count: _place_roles("all", str(count - 1))
+)
 """Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
 not the costs of an instance.
 """
-SHARED = MeasuredLayout(name="roles share all devices", schedule=_share_devices)
+SHARED = MeasuredLayout(name="roles share all devices", schedule=lambda _: _place_roles("all", "all"))
 APART = MeasuredLayout(name="training beside generation", schedule=_place_apart)
 
 
@@ -120,14 +118,6 @@ def _divide_seconds(times: StepTimes, by: float) -> StepTimes:
         rollouts_s=[each / by for each in times.rollouts_s],
         trains_s=[each / by for each in times.trains_s],
     )
-
-
-def _rollouts(times: StepTimes) -> Sequence[float]:
-    return times.rollouts_s
-
-
-def _trains(times: StepTimes) -> Sequence[float]:
-    return times.trains_s
 
 
 def fit_efficiency(profile: Profile, shared: MeasuredSteps) -> Profile:
@@ -173,7 +163,7 @@ def fit_interference(profile: Profile, apart: MeasuredSteps) -> Profile:
     if apart.agree(profile):
         return profile
 
-    def fit_slowdown(so_far: Profile, role: str, beside: str, part: Callable[[StepTimes], Sequence[float]]) -> Profile:
+    def fit_slowdown(so_far: Profile, role: str, beside: str, part: Part) -> Profile:
         def is_too_fast(slowdown: float) -> bool:
             return apart.compare(_set_slowdown(so_far, role, beside, slowdown), part) > 1
 

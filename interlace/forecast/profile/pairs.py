@@ -44,7 +44,7 @@ async def measure_interference(
     workers = list(_make_workers(groups, samples, sampling, recipe))
     pairs = [
         (worker, beside)
-        for worker in _take_one_per_role(workers)
+        for worker in {worker.role: worker for worker in reversed(workers)}.values()  # one of each role
         for role in dict.fromkeys(other.role for other in workers)
         if "rollout" in (worker.role, role)
         and (beside := [other for other in workers if other.role == role and other.may_work_beside(worker)])
@@ -88,10 +88,6 @@ async def _over_and_over(calls: Sequence[Call]) -> AsyncIterator[None]:
     finally:
         is_over = True
         await asyncio.gather(*loops)
-
-
-def _take_one_per_role(workers: Sequence[BusyWorker]) -> list[BusyWorker]:
-    return list({worker.role: worker for worker in reversed(workers)}.values())
 
 
 def _make_workers(

@@ -14,7 +14,7 @@ from interlace.forecast.profile.episodes import draw_episodes
 from interlace.forecast.profile.layouts import SPREAD, MeasuredLayout, fit_layouts
 from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
-from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward
+from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward, sizes_of
 from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps
 from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
 from interlace.forecast.profile.types import (
@@ -23,7 +23,6 @@ from interlace.forecast.profile.types import (
     Interference,
     Profile,
     RewardCosts,
-    RunSizes,
     TrainCosts,
     Turns,
 )
@@ -148,12 +147,7 @@ class _Measurement:
         profile = Profile(
             device=device_name(cluster.devices[0]),
             model=recipe.model.path,
-            sizes=RunSizes(
-                prompts_per_step=recipe.prompts_per_step,
-                samples_per_prompt=recipe.samples_per_prompt,
-                max_new_tokens=self._sampling.max_new_tokens,
-                num_envs=simulators.num_envs if (simulators := simulators_of(recipe.episode)) else 0,
-            ),
+            sizes=sizes_of(recipe),
             source=source,
             device_memory_bytes=cluster.devices[0].memory_bytes,
             rollout=rollout,

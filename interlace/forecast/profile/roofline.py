@@ -1,7 +1,8 @@
 """Builds the roofline profile of a recipe from its model's shape and a device's data sheet."""
 
 from interlace.forecast.costs.roofline import ModelShape, roofline_profile
-from interlace.forecast.profile.types import Profile, RunSizes
+from interlace.forecast.profile.samples import sizes_of
+from interlace.forecast.profile.types import Profile
 from interlace.models.loading import empty_model
 from interlace.models.size import count_kv_heads, list_layers, model_size
 from interlace.run.recipe.config import Recipe
@@ -32,9 +33,4 @@ def roofline_of(recipe: Recipe, device: str) -> Profile:
 
     Raises UserError for an unknown kind.
     """
-    sizes = RunSizes(
-        prompts_per_step=recipe.prompts_per_step,
-        samples_per_prompt=recipe.samples_per_prompt,
-        max_new_tokens=recipe.sampling.max_new_tokens,
-    )
-    return roofline_profile(device, shape_of(recipe), sizes, micro_batch_tokens=recipe.tokens_per_microbatch)
+    return roofline_profile(device, shape_of(recipe), sizes_of(recipe), micro_batch_tokens=recipe.tokens_per_microbatch)

@@ -18,8 +18,9 @@ from interlace.forecast.profile.fit import (
     time_call,
 )
 from interlace.forecast.profile.rollout import serve_all
-from interlace.forecast.profile.types import Lengths, RewardCosts
+from interlace.forecast.profile.types import Lengths, RewardCosts, RunSizes
 from interlace.rewards.base import RewardConfig
+from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.role_groups import RewardGroup, RolloutGroup
 from interlace.rollouts.turns import make_answered_sample
 from interlace.run.recipe.config import Recipe
@@ -30,6 +31,17 @@ ENOUGH_SAMPLES = 512
 """Largest number of samples to draw."""
 TIMED_ONE_BY_ONE = 48
 """Samples that are scored in separate calls."""
+
+
+def sizes_of(recipe: Recipe) -> RunSizes:
+    """Returns the sizes of a recipe's run."""
+    simulators = simulators_of(recipe.episode)
+    return RunSizes(
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=recipe.samples_per_prompt,
+        max_new_tokens=recipe.sampling.max_new_tokens,
+        num_envs=simulators.num_envs if simulators else 0,
+    )
 
 
 async def draw_samples(

@@ -8,8 +8,12 @@ because the longest response determines the time of a step, and a few drawn step
 
 import asyncio
 import math
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 from interlace.core.types import Metrics, SampleKey
@@ -18,6 +22,8 @@ from interlace.flows.run import RoleGroups
 from interlace.flows.steps import StepResult
 from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
 from interlace.forecast.simulate import Simulation, simulate
+from interlace.observe.transcripts import write_transcripts
+from interlace.run.heap import frozen_heap
 from interlace.run.host import host
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster
@@ -30,6 +36,7 @@ FILLING = 2
 BISECTIONS = 12
 MOST_CALLS = 2
 """Largest controller time per sample, in calls of the reward: a sample takes a few iterations of the controller's loop.
+Only for steps whose controller time was not measured.
 """
 TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution, divided by the median distance from its median."""
@@ -44,6 +51,8 @@ class StepTimes:
     trains_s: Sequence[float]
     waiting_s: float = 0.0
     """Seconds per step in which engines and trainer wait for the controller; see `waiting_s`."""
+    controller_s: float | None = None
+    """CPU seconds of the controller's thread per step; None if unknown, as for the records of a run."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
     """Response tokens of the samples. If empty, unknown."""
 
@@ -65,12 +74,11 @@ class StepTimes:
         cls,
         values: Callable[[str], Sequence[float]],
         waiting: Sequence[float] = (),
-        lengths: Mapping[SampleKey, int] | None = None,
     ) -> "StepTimes":
-        """values: returns a metric's values, step after step. waiting: seconds per step. lengths: see StepTimes."""
+        """values: returns a metric's values, step after step. waiting: seconds per step."""
         steps, rollouts, trains = (values(f"timing_s/{name}")[FILLING:] for name in ("step", "rollout", "train"))
         waiting_s = median(waiting[FILLING:] or [0.0])
-        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=waiting_s, lengths=lengths or {})
+        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=waiting_s)
 
 
 def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
@@ -104,23 +112,35 @@ async def measure_steps(
         return None
     shortened = recipe.model_copy(update={"steps": num_steps})
     hosted = await host(cluster, shortened, groups, prompts)
-    recorder, collector = KeepAll(), _Collector()
-    with cluster.timeline.record_with(recorder):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        frozen_heap(),
+        cluster.timeline.record_with(recorder := KeepAll()),
+    ):
+        collector = _Collector(Path(folder))
         await hosted.train(collector)
         hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
-    lengths = collector.lengths if recipe.episode.is_single_turn else None
-    return StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting, lengths)
+    return replace(
+        StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting),
+        controller_s=median(after - before for before, after in pairwise(collector.cpu_s[FILLING - 1 :])),
+        lengths=collector.lengths if recipe.episode.is_single_turn else {},
+    )
 
 
 class _Collector:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.rows: list[Metrics] = []
         self.lengths: dict[SampleKey, int] = {}
+        self.cpu_s: list[float] = []
+        """CPU seconds of the controller's thread at the end of each step."""
 
     async def on_step(self, result: StepResult) -> bool:
         self.rows.append(result.metrics)
         self.lengths |= {ended.sample.key: ended.sample.num_tokens for ended in result.ended}
+        write_transcripts(self._folder, result.step, result.ended)  # as the controller of a run does
+        self.cpu_s.append(time.thread_time())
         return True
 
 
@@ -139,10 +159,13 @@ def simulate_steps(profile: Profile, recipe: Recipe, num_devices: int, like: Ste
 def fit_profile(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Fits a profile's costs, so that its simulation matches the real times of generation, training and the whole step.
 
-    The remaining time of a step is the controller's: the measured wait once per step, and a share for each sample.
+    The remaining time of a step is the controller's: the measured wait once per step, and a share for each sample. If
+    the CPU time of the controller was measured, the share follows from it, because most of it overlaps with generation.
     """
-    said = simulate_steps(profile, recipe, num_devices, real)
-    scaled = profile.model_copy(
+    share_s = 0.0 if real.controller_s is None else _share_controller(real, real.controller_s, profile, recipe)
+    known = profile.model_copy(update={"controller_sample_s": share_s})
+    said = simulate_steps(known, recipe, num_devices, real)
+    scaled = known.model_copy(
         update={
             "rollout": scale_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
             "actor": _scale_training(profile.actor, ratio(real, real.trains_s, said.trains_s)),
@@ -154,14 +177,23 @@ def fit_profile(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: 
         tried = scaled.model_copy(update={"controller_sample_s": sample_s})
         return real.rest_s - simulate_steps(tried, recipe, num_devices, real).rest_s
 
-    # A bisection, because the controller's share overlaps with a longer generation.
-    most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
-    most = min(most, MOST_CALLS * profile.reward.call_s or most)
-    sample_s, _ = bisect_interval(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
+    sample_s = share_s
+    if real.controller_s is None:  # a bisection, because the controller's share overlaps with a longer generation
+        most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
+        most = min(most, MOST_CALLS * profile.reward.call_s or most)
+        sample_s, _ = bisect_interval(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
     # Few samples finish last in a long tail; time that these do not explain counts once per step.
     step_s = real.waiting_s + max(0.0, missing_s(sample_s))
     fitted = scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
     return fitted.model_copy(update={"step_noise": _step_noise(fitted, real, recipe, num_devices)})
+
+
+def _share_controller(real: StepTimes, controller_s: float, profile: Profile, recipe: Recipe) -> float:
+    """Returns the controller's seconds for each sample, without its waits once per step and its calls of the reward."""
+    sizes = {"prompts_per_step": recipe.prompts_per_step, "samples_per_prompt": recipe.samples_per_prompt}
+    granule = recipe.schedule.resolved.granule_samples("reward", **sizes)
+    num_samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    return max(0.0, (controller_s - real.waiting_s) / num_samples - profile.reward.call_s / min(granule, num_samples))
 
 
 def _step_noise(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> float:

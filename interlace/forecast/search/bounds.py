@@ -111,7 +111,7 @@ def memory_by_part(
     """Returns the memory of one instance of each role on each kind of devices, when it computes alone."""
     found = []
     for role in workload.roles:
-        for instance in _take_one_per_kind(schedule.instances(role, devices)):
+        for instance in _instance_of_kinds(schedule.instances(role, devices)).values():
             if not instance or role == "reward":  # simulators on the host, or a model whose size no profile has
                 continue
             costs, count = profile.on(role, _find_pools(instance)), len(instance)
@@ -189,11 +189,8 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
         slowest = max(slowest, _on_host_s(schedule, profile, workload, devices))
     if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
         longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
-        slowest = max(
-            slowest,
-            longest
-            * min(_alone_s(profile, each) for each in _take_one_per_kind(schedule.instances("rollout", devices))),
-        )
+        kinds = _instance_of_kinds(schedule.instances("rollout", devices))
+        slowest = max(slowest, longest * min(_alone_s(profile, each) for each in kinds.values()))
     return slowest
 
 
@@ -245,10 +242,6 @@ def _find_pools(instance: Sequence[Device]) -> tuple[str, ...]:
 def _instance_of_kinds(instances: Sequence[tuple[Device, ...]]) -> dict[tuple[str, ...], tuple[Device, ...]]:
     """Returns the first instance of each combination of pools. The instances of a role have equal sizes."""
     return {_find_pools(instance): instance for instance in reversed(instances)}
-
-
-def _take_one_per_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
-    return list(_instance_of_kinds(instances).values())
 
 
 def _alone_s(profile: Profile, instance: Sequence[Device]) -> float:

@@ -112,8 +112,12 @@ class Candidate:
 
     def changed(self, fields: Mapping[str, object]) -> "Candidate | None":
         """Returns the candidate with other fields; None if the fields contradict each other."""
-        rest = _parse_schedule(self.rest, fields)
+        rest = change_fields(self.rest, fields)
         return replace(self, rest=rest) if rest else None
+
+    def vary(self, decisions: Iterable[Mapping[str, object]]) -> Iterator["Candidate"]:
+        """Yields the candidate with the fields of each decision, if they change it and do not contradict each other."""
+        yield from (each for fields in decisions if (each := self.changed(fields)) and each != self)
 
     @classmethod
     def of(cls, schedule: Schedule, name: str = "", devices: tuple[Device, ...] = ()) -> "Candidate":
@@ -146,9 +150,10 @@ def _find_indices(schedule: Schedule, role: str, devices: tuple[Device, ...]) ->
     return frozenset(device.index for instance in schedule.instances(role, devices) for device in instance)
 
 
-def _parse_schedule(rest: Schedule, fields: Mapping[str, object]) -> Schedule | None:
+def change_fields(schedule: Schedule, fields: Mapping[str, object]) -> Schedule | None:
+    """Returns the schedule with other fields; None if the fields contradict each other."""
     try:
-        return Schedule.parse({**rest.model_dump(), **fields})
+        return Schedule.parse({**schedule.model_dump(), **fields})
     except UserError:
         return None
 
@@ -245,15 +250,11 @@ def neighbours(
     if has_env:
         yield from _with_simulators(candidate)
     yield from by_kind(candidate, pools)
-    for fields in _list_decisions(candidate.rest, has_reference):
-        if (changed := candidate.changed(fields)) and changed != candidate:
-            yield changed
-    if has_tools and (whole := candidate.changed({"concurrency": "episodes"})) and whole != candidate:
-        yield whole
+    yield from candidate.vary(_list_decisions(candidate.rest, has_reference))
+    if has_tools:
+        yield from candidate.vary([{"concurrency": "episodes"}])
     if candidate.layout.lends:
-        yield from (
-            each for share in _LOANS if (each := candidate.changed({"lend_until": share})) and each != candidate
-        )
+        yield from candidate.vary({"lend_until": share} for share in _LOANS)
 
 
 def _list_moves(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Candidate]:
@@ -288,10 +289,10 @@ def _with_simulators(candidate: Candidate) -> Iterator[Candidate]:
         layout = replace(here, rollout=rollout, env=env, training=training)
         if layout != here:
             yield replace(candidate, layout=layout)
-    for granule in ("sample", "25%", "50%", "100%"):
-        granularity = {**candidate.rest.granularity.model_dump(), "env": granule}
-        if (changed := candidate.changed({"granularity": granularity})) and changed != candidate:
-            yield changed
+    granularity = candidate.rest.granularity.model_dump()
+    yield from candidate.vary(
+        {"granularity": {**granularity, "env": granule}} for granule in ("sample", "25%", "50%", "100%")
+    )
 
 
 def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:

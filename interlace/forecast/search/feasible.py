@@ -8,7 +8,7 @@ from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.bounds import Misfit, Workload, misfit
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Accepts, PlanLimits, Refused, Score, accept_all, list_changes
+from interlace.forecast.search.plans import Accepts, PlanLimits, Score, accept_all, list_changes
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Placement, Schedule
 
@@ -70,27 +70,25 @@ class FeasibleSchedules:
         schedule = candidate.on(len(problem.devices), problem.workload.pools)
         return (schedule and problem.accepts(schedule)) or "does not fit this cluster"
 
-    def is_inside(self, candidate: Candidate, score: Score | Refused) -> bool:
+    def is_inside(self, candidate: Candidate, score: Score) -> bool:
         """Returns whether a simulated candidate is within the limits of the user."""
         limits = self._problem.limits
         return (
-            isinstance(score, Score)
-            and limits.refusal(self.schedules[candidate]) is None
+            limits.refusal(self.schedules[candidate]) is None
             and -score.length_shift <= limits.max_length_shift
             and score.step_s <= limits.max_step_s
         )
 
-    def refuse(self, seen: Mapping[Candidate, Score | Refused]) -> None:
-        """Raises UserError with the reason why no plan exists. seen: scores at coarse fidelity.
+    def refuse(self, seen: Mapping[Candidate, Score], refused: Mapping[Candidate, str]) -> None:
+        """Raises UserError with the reason why no plan exists. Does nothing if a candidate is within the limits.
 
-        Does nothing if a candidate is within the limits.
+        seen: scores at coarse fidelity. refused: candidates whose simulation ended with an error.
         """
         if any(self.is_inside(each, score) for each, score in seen.items()):
             return
-        scores = {each: score for each, score in seen.items() if isinstance(score, Score)}
-        if scores:
-            raise UserError(self._explain_limits(scores))
-        waiting = {each: seconds for each, seconds in self.least_s.items() if each not in seen}
+        if seen:
+            raise UserError(self._explain_limits(seen))
+        waiting = {each: seconds for each, seconds in self.least_s.items() if each not in refused}
         if waiting:
             best = min(waiting, key=lambda each: waiting[each])
             raise UserError(
@@ -123,9 +121,9 @@ class FeasibleSchedules:
                 f"{list_changes(self.schedules[best])}. Raise plan.max_length_shift, or give the search more time."
             )
         best = min(fair, key=lambda each: fair[each].step_s)
-        needed_s = fair[best].step_s * limits.num_steps
+        needed_s, deadline_h = fair[best].step_s * limits.num_steps, limits.max_step_s * limits.num_steps / 3600
         return (
-            f"plan.deadline_h={limits.deadline_s / 3600:.4g}: {limits.num_steps} steps take {needed_s / 3600:.4g} h "
+            f"plan.deadline_h={deadline_h:.4g}: {limits.num_steps} steps take {needed_s / 3600:.4g} h "
             f"with the best plan found, {fair[best].step_s:.4g} s per step instead of {limits.max_step_s:.4g}: "
             f"{list_changes(self.schedules[best])}. Set plan.deadline_h={1.05 * needed_s / 3600:.2g} or more, allow "
             "staler samples (plan.max_staleness), or give more devices."

@@ -15,10 +15,10 @@ from interlace.forecast.search.bounds import coarser, least_step_s, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
 from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem
 from interlace.forecast.search.plans import (
-    Effort,
     Fidelity,
     Planned,
     Refused,
+    SampleEffort,
     Score,
     Scorer,
     SearchResult,
@@ -49,7 +49,9 @@ ALIKE = 0.005
 """Relative difference in speed below which plans of equal length shift count as the same."""
 
 
-def search(problem: SearchProblem, score: Scorer, *, effort: Effort, current: Schedule | None = None) -> SearchResult:
+def search(
+    problem: SearchProblem, score: Scorer, *, effort: SampleEffort, current: Schedule | None = None
+) -> SearchResult:
     """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best.
 
     Raises UserError if nothing fits or the limits contradict each other.
@@ -59,7 +61,7 @@ def search(problem: SearchProblem, score: Scorer, *, effort: Effort, current: Sc
 
 
 class _Search:
-    def __init__(self, problem: SearchProblem, score: Scorer, effort: Effort) -> None:
+    def __init__(self, problem: SearchProblem, score: Scorer, effort: SampleEffort) -> None:
         self._problem, self._workload = problem, problem.workload
         workload = problem.workload
         self._score = score
@@ -75,7 +77,9 @@ class _Search:
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
-        self._seen: dict[Candidate, Score | Refused] = {}
+        self._seen: dict[Candidate, Score] = {}
+        self._refused: dict[Candidate, str] = {}
+        """Reasons why simulations of candidates ended with an error."""
         self._feasible = FeasibleSchedules(problem)
         self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
         """Scores by simulated schedule; several candidates may result in the same schedule."""
@@ -90,16 +94,14 @@ class _Search:
         self._climb_hill()
         chosen = self._select_promising()
         if not chosen:
-            self._feasible.refuse(self._seen)
+            self._feasible.refuse(self._seen, self._refused)
         self._refuse_untrained()
-        middle = {
-            **{each: self._seen[each] for each in chosen},
-            **self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle),
-        }
+        closer = self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle)
+        middle = {each: closer.get(each, self._seen[each]) for each in chosen if each not in self._refused}
         inside = [
             candidate for candidate in _rank_all(middle) if self._feasible.is_inside(candidate, middle[candidate])
         ]
-        front = pareto([self._make_plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
+        front = pareto([self._make_plan(each, middle[each]) for each in inside])
         # The plans to compare come first, then the front and the next best, as far as the effort allows.
         asked = [
             *inside[:SURE],
@@ -110,15 +112,13 @@ class _Search:
         asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
         self._fine = self._choose_fidelity(asked[: SURE + 1])
         fine = self._score_all(self._select_affordable(asked, self._fine, 1.0), self._fine)
-        plans = {each: self._make_plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
+        plans = {each: self._make_plan(each, found) for each, found in fine.items()}
         closest = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
-        seen = {
-            each: score for each, score in middle.items() if each not in fine and self._feasible.is_inside(each, score)
-        }
-        rest = [self._make_plan(each, score) for each in _rank_all(seen) if isinstance(score := seen[each], Score)]
+        others = [each for each in inside if each not in fine and each not in self._refused]
+        rest = [self._make_plan(each, middle[each]) for each in others]
         ranked = [*closest, *rest]
         if not ranked:  # a plan within the limits at coarse fidelity may exceed them at a finer one
-            self._feasible.refuse({**middle, **fine})
+            self._feasible.refuse({**middle, **fine}, self._refused)
         return SearchResult(
             ranked=ranked,
             tied=select_tied(closest or ranked[:1], self._problem.profile.step_noise),
@@ -138,8 +138,7 @@ class _Search:
 
     def _find_plan(self, candidate: Candidate) -> Planned | None:
         """Returns the plan of a candidate by its coarse score; None without one."""
-        score = self._seen.get(candidate)
-        return self._make_plan(candidate, score) if isinstance(score, Score) else None
+        return self._make_plan(candidate, self._seen[candidate]) if candidate in self._seen else None
 
     def _choose_fidelity(self, candidates: Sequence[Candidate]) -> Fidelity:
         """Returns the final fidelity: the whole cluster, or the largest model of it that the effort allows."""
@@ -164,7 +163,7 @@ class _Search:
     def _select_promising(self) -> list[Candidate]:
         """Returns the fastest candidates, and candidates of the coarse front that are less stale or less biased."""
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}
-        plans = [self._make_plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
+        plans = [self._make_plan(each, score) for each, score in inside.items()]
         fastest, front = _select_unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
         return list(dict.fromkeys([*fastest[:8], *front, *_select_unbiased(fastest, inside)[:2]]))
 
@@ -191,7 +190,7 @@ class _Search:
             ]
             self._try_candidates(around)
             found = self._select_best(1)
-            now = self._rate(found[0]) if found else 0.0
+            now = self._seen[found[0]].tokens_per_s if found else 0.0
             idle, best = (0, now) if now > best * 1.005 else (idle + 1, max(now, best))
 
     def _vary_spans(self, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -225,7 +224,7 @@ class _Search:
         for each in dict.fromkeys(candidates):
             if found.least_s and self._effort.share_left <= SEARCH_LEAVES:
                 return
-            if each in self._seen or problem.limits.refusal(each.rest):
+            if each in self._seen or each in self._refused or problem.limits.refusal(each.rest):
                 continue
             schedule = found.find(each)
             if schedule is None:
@@ -237,9 +236,9 @@ class _Search:
     def _limit_s(self) -> float:
         """Returns the lower bound of a step above which a candidate cannot beat the best."""
         best = self._select_best(1)
-        top = self._seen[best[0]] if best else None
-        if not isinstance(top, Score):
+        if not best:
             return math.inf
+        top = self._seen[best[0]]
         # Seconds of a step that trains on all generated samples: the best may leave some out. A sixth more is allowed,
         # because the bound is an expectation.
         return 1.17 * top.step_s / (1 + min(0.0, top.length_shift))
@@ -247,11 +246,10 @@ class _Search:
     def _report_best(self) -> None:
         """Reports the best schedule so far."""
         best = self._select_best(1)
-        score = self._seen[best[0]] if best else None
-        found = f", best so far {score.step_s:.4g} s per step" if isinstance(score, Score) else ""
+        found = f", best so far {self._seen[best[0]].step_s:.4g} s per step" if best else ""
         self._effort.report(f"{self._num_scored} schedules simulated{found}")
 
-    def _score_all(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score | Refused]:
+    def _score_all(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score]:
         chosen = [each for each in dict.fromkeys(candidates) if self._feasible.find(each)]
         count, pools = self._workload.on_model(fidelity.scale)
         scaled = [(each, each.on(count, pools)) for each in chosen]
@@ -262,7 +260,9 @@ class _Search:
         self._num_scored += len(found)
         self._feasible.reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
         self._simulated.update(found)
-        return {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
+        scores = {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
+        self._refused.update({each: score.reason for each, score in scores.items() if isinstance(score, Refused)})
+        return {each: score for each, score in scores.items() if isinstance(score, Score)}
 
     def _count_samples(self, candidate: Candidate, fidelity: Fidelity) -> int:
         """Returns the number of samples to simulate."""
@@ -272,10 +272,6 @@ class _Search:
     def _select_best(self, count: int) -> list[Candidate]:
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}
         return _select_unlike(inside)[:count]
-
-    def _rate(self, candidate: Candidate) -> float:
-        score = self._seen[candidate]
-        return score.tokens_per_s if isinstance(score, Score) else 0.0
 
     def _make_plan(self, candidate: Candidate, score: Score) -> Planned:
         schedule = self._feasible.schedules[candidate]
@@ -289,8 +285,7 @@ class _Search:
 
     def _refuse_untrained(self) -> None:
         """Raises UserError if no simulated schedule trained a token: there is no speed to compare."""
-        scores = [score for score in self._seen.values() if isinstance(score, Score)]
-        if scores and not any(score.tokens_per_s for score in scores):
+        if self._seen and not any(score.tokens_per_s for score in self._seen.values()):
             reward = self._problem.profile.reward
             raise UserError(
                 "no schedule trained a token in the simulation, so their speeds cannot be compared: the samples were "
@@ -310,10 +305,10 @@ class _Search:
             if candidate == best.candidate:
                 continue
             score = self._seen.get(candidate)
-            if not isinstance(score, Score) or not isinstance(top, Score):
+            if not score or not top:
                 fits = self._feasible.find(candidate) is not None
                 reason = "was not simulated: the time was over" if fits else self._feasible.explain(candidate)
-                reason = score.reason if isinstance(score, Refused) else reason
+                reason = self._refused.get(candidate, reason)
                 told.append(WhyNot(preset=name, ratio=None, reason=reason))
                 continue
             if not score.tokens_per_s or not top.tokens_per_s:
@@ -328,24 +323,21 @@ class _Search:
         return told
 
 
-def _rank_all(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
-    rates = {each: score.tokens_per_s for each, score in scores.items() if isinstance(score, Score)}
-    return sorted(rates, key=lambda each: -rates[each])
+def _rank_all(scores: Mapping[Candidate, Score]) -> list[Candidate]:
+    return sorted(scores, key=lambda each: -scores[each].tokens_per_s)
 
 
-def _select_unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+def _select_unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score]) -> list[Candidate]:
     """Returns the candidates whose trained responses are as long as the generated ones."""
-    return [each for each in candidates if isinstance(score := scores[each], Score) and score.is_unbiased]
+    return [each for each in candidates if scores[each].is_unbiased]
 
 
-def _select_unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+def _select_unlike(scores: Mapping[Candidate, Score]) -> list[Candidate]:
     """Returns the candidates, the fastest first, without those that are the same as a faster one."""
     found: list[Candidate] = []
     last: Score | None = None
     for each in _rank_all(scores):
         score = scores[each]
-        if not isinstance(score, Score):
-            continue
         if (
             last is None
             or score.tokens_per_s < (1 - ALIKE) * last.tokens_per_s

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pydantic import Field
 
@@ -13,35 +12,6 @@ from interlace.schedule.schedule import Schedule
 
 SAME_LENGTH = 1e-3
 """Length shift below which a plan counts as unbiased."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanLimits:
-    """Limits that the user sets."""
-
-    max_staleness: int = 0
-    """Largest staleness of a sample, in versions; 0 is on-policy."""
-    max_sync_every: int = 1
-    """Largest number of steps per version: above 1, several steps train on samples of the same weights."""
-    max_length_shift: float = 1.0
-    """Largest share by which trained responses may be shorter than the generated ones."""
-    deadline_s: float = math.inf
-    """Largest seconds of `num_steps` steps."""
-    num_steps: int = 1
-
-    @property
-    def max_step_s(self) -> float:
-        """Largest seconds of a step."""
-        return self.deadline_s / self.num_steps
-
-    def refusal(self, schedule: Schedule) -> str | None:
-        """Returns the reason why a schedule exceeds the limits; None if it does not. Needs no simulation."""
-        if schedule.staleness_bound > self.max_staleness:
-            allowed = self.max_staleness
-            return f"samples may be {schedule.staleness_bound} versions stale, more than the {allowed} allowed"
-        if schedule.sync_every > self.max_sync_every:
-            return f"publishes every {schedule.sync_every} steps, and {self.max_sync_every} is allowed"
-        return None
 
 
 class PlanBounds(Config):
@@ -61,15 +31,27 @@ class PlanBounds(Config):
         shift = f", length shift at most {self.max_length_shift:.0%}" if self.max_length_shift < 1 else ""
         return stale + shift
 
-    def limits(self, deadline_s: float = math.inf, num_steps: int = 1) -> PlanLimits:
-        """Returns the limits of a search. deadline_s: largest seconds of `num_steps` steps."""
-        return PlanLimits(
-            max_staleness=self.max_staleness,
-            max_sync_every=self.max_sync_every,
-            max_length_shift=self.max_length_shift,
-            deadline_s=deadline_s,
-            num_steps=num_steps,
-        )
+    def refusal(self, schedule: Schedule) -> str | None:
+        """Returns the reason why a schedule exceeds the limits; None if it does not. Needs no simulation."""
+        if schedule.staleness_bound > self.max_staleness:
+            allowed = self.max_staleness
+            return f"samples may be {schedule.staleness_bound} versions stale, more than the {allowed} allowed"
+        if schedule.sync_every > self.max_sync_every:
+            return f"publishes every {schedule.sync_every} steps, and {self.max_sync_every} is allowed"
+        return None
+
+
+class PlanLimits(PlanBounds):
+    """Limits of a search."""
+
+    deadline_s: float | None = None
+    """Largest seconds of `num_steps` steps."""
+    num_steps: int = 1
+
+    @property
+    def max_step_s(self) -> float:
+        """Largest seconds of a step."""
+        return math.inf if self.deadline_s is None else self.deadline_s / self.num_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,48 +112,28 @@ Scorer = Callable[[Sequence[tuple[Schedule, Fidelity]]], Sequence[Score | Refuse
 """Predicts schedules, each for the cluster divided by its scale; None for a schedule that was not simulated in time."""
 
 
-class Effort(Protocol):
-    """Effort that a search may spend."""
+class SampleEffort:
+    """Effort that a search may spend, in simulated samples: the same arguments give the same search on any machine."""
+
+    def __init__(self, num_samples: int | None) -> None:
+        """num_samples: limit, if any."""
+        self._limit, self._num_spent = num_samples, 0
 
     @property
     def share_left(self) -> float:
         """Remaining share of the effort, 0 ... 1."""
-        ...
+        return max(0.0, (self._limit - self._num_spent) / self._limit) if self._limit else 1.0
 
     def spend(self, num_samples: int) -> None:
         """Records simulated samples."""
-        ...
+        self._num_spent += num_samples
 
     def affords(self, num_samples: int) -> bool:
         """Returns whether the remaining effort allows to simulate `num_samples`."""
-        ...
+        return not self._limit or num_samples <= self._limit - self._num_spent
 
     def report(self, text: str) -> None:
-        """Reports the state of the search."""
-        ...
-
-
-class SampleEffort:
-    """Effort in simulated samples: the same arguments give the same search on any machine."""
-
-    def __init__(self, num_samples: int) -> None:
-        self._total = self._left = num_samples
-
-    @property
-    def share_left(self) -> float:
-        """Remaining share of the samples."""
-        return max(0.0, self._left / self._total)
-
-    def spend(self, num_samples: int) -> None:
-        """Records simulated samples."""
-        self._left -= num_samples
-
-    def affords(self, num_samples: int) -> bool:
-        """Returns whether `num_samples` remain."""
-        return num_samples <= self._left
-
-    def report(self, text: str) -> None:
-        """Reports nothing."""
+        """Reports the state of the search: here, nothing."""
 
 
 Accepts = Callable[[Schedule], str | None]

@@ -31,7 +31,6 @@ class SkewAware(DispatchPolicy):
         self._costs: DecodeCosts | None = None
 
     def learn(self, costs: DecodeCosts) -> None:
-        """Receives the measured costs of an engine."""
         self._costs = costs
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:

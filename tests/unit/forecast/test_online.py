@@ -9,7 +9,7 @@ from interlace.flows.steps import StepResult
 from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.decisions import FACTORS, DecisionTable
-from interlace.forecast.online import LOWEST, OnlinePlanner, TableState, with_lengths
+from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths
 from interlace.forecast.plan import PlanRequest, PlanSettings
 from interlace.forecast.search.plans import accept_all
 from interlace.forecast.simulate import Simulation, simulate
@@ -169,8 +169,8 @@ def test_a_table_that_failed_is_made_again_for_another_schedule_only() -> None:
     planner, process = planner_with(None, DecisionTable(lengths=FACTORS, rows={other: (1.0,) * len(FACTORS)}))
     for result in results[:4]:
         planner.on_step(result, QuietProgress())
-    assert (process.num_asked, planner._table_state) == (1, TableState.FAILED)
+    assert (process.num_asked, planner._table) == (1, None)
     planner._schedule = other  # as a restart sets it
     for result in results[4:6]:
         planner.on_step(result, QuietProgress())
-    assert (process.num_asked, planner._table_state) == (2, TableState.READY)
+    assert process.num_asked == 2 and planner._table is not None

@@ -43,7 +43,6 @@ def test_memory_falls_with_each_setting_that_promises_it() -> None:
         plain["activations"] / 5
     )
     assert forecast_layout(replace(held, reshards=True), DENSE, SHEET, TOKENS).memory["weights"] < plain["weights"] / 5
-    assert forecast_layout(replace(held, offloads_optimizer=True), DENSE, SHEET, TOKENS).memory["moments"] == 0
     half = forecast_layout(replace(held, context=2), DENSE, SHEET, TOKENS).memory
     assert half["logits"] == pytest.approx(plain["logits"] / 2)
 
@@ -63,7 +62,7 @@ def test_the_search_returns_layouts_that_fit_and_divide(shape: ModelShape) -> No
     assert [each.step_s for each in found] == pytest.approx(sorted(each.step_s for each in found), rel=0.01)
     for each in found:
         layout = each.layout
-        assert layout.is_runnable
+        assert layout.pipeline == 1, "a recipe cannot state it"
         assert layout.data * layout.tensor * layout.context == 32
         assert each.memory_bytes <= SHEET.memory_bytes
         assert layout.tokens_per_microbatch >= 8192

@@ -1,11 +1,12 @@
-"""The cost of a simulated sample does not depend on the number of devices."""
+"""A simulated sample costs as much on many devices, and a model of a cluster keeps the time of its controller."""
 
 import cProfile
 import pstats
 
 import pytest
 
-from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.costs.profiles import change_profile, load_profile
+from interlace.forecast.costs.scale import scale_model
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.recipe.load import load_recipe
 
@@ -26,3 +27,9 @@ def calls_a_sample(preset: str, num_devices: int) -> float:
 @pytest.mark.parametrize("preset", ["rlinf-hybrid", "rollpacker", "areal"])
 def test_a_sample_costs_as_much_among_many_devices(preset: str) -> None:
     assert calls_a_sample(preset, 128) < GROWTH * calls_a_sample(preset, 16)
+
+
+def test_a_scale_model_keeps_the_time_of_the_controller() -> None:
+    profile = change_profile(load_profile("qwen2.5-7b-h800"), ["reward.call_s=0.001"])
+    for granule, longer in (("sample", 8), ("group", 8), ("step", 1), ("25%", 1)):
+        assert scale_model(profile, 8, 256, granule).reward.call_s == pytest.approx(0.001 * longer), granule

@@ -43,6 +43,15 @@ def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controlle
     assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.02)
 
 
+def test_controller_time_that_overlaps_with_generation_is_charged_to_the_samples() -> None:
+    said = simulate_steps(PROFILE, RECIPE, 2)
+    real = replace(said, controller_s=0.06, waiting_s=0.01)
+    found = fit_profile(PROFILE, real, RECIPE, 2)
+    assert RECIPE.schedule.resolved.granularity.reward == "step", "one call scores all samples"
+    charged_s = found.controller_step_s + 128 * found.controller_sample_s + PROFILE.reward.call_s
+    assert charged_s == pytest.approx(0.06, rel=0.02)
+
+
 def test_costs_are_fitted_to_responses_as_long_as_the_real_ones_were() -> None:
     lengths = {SampleKey(gid, index): 24 for gid in range(8 * 4) for index in range(8)}
     like = StepTimes(steps_s=[1.0] * 6, rollouts_s=[0.1] * 6, trains_s=[0.1] * 6, lengths=lengths)

@@ -114,7 +114,7 @@ def test_a_schedule_that_publishes_seldom_does_not_pass_for_on_policy() -> None:
     assert seldom.staleness_bound == 0
     assert limits.refusal(load_schedule("verl-colocated")) is None
     assert limits.refusal(seldom) == "publishes every 4 steps, and 1 is allowed"
-    assert replace(limits, max_sync_every=4).refusal(seldom) is None
+    assert PlanLimits(max_sync_every=4).refusal(seldom) is None
     assert limits.refusal(load_schedule("areal")) == "samples may be 4 versions stale, more than the 0 allowed"
 
 
