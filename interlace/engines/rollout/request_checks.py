@@ -21,8 +21,8 @@ class Limits:
     longest: int
     """Most tokens of one sequence in the KV store."""
     vocab_size: int
-    has_tokenizer: bool
-    reads: InputReader | None
+    has_tokenizer: bool = True
+    reads: InputReader | None = None
     """Arrays that the model reads in addition to tokens; None if it reads tokens only."""
     num_drawable: int | None = None
     """Number of ids that may be sampled, from 0; None for the whole vocabulary."""

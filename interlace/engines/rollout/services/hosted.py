@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Request
-from interlace.engines.rollout.protocol import RolloutEngine
-from interlace.engines.rollout.services.hosted_requests import HostedRequest, HostedRequests, ServedEngine
+from interlace.engines.rollout.services.hosted_requests import HostedRequest, HostedRequests
 from interlace.engines.rollout.services.manifest import is_manifest, read_manifest
 from interlace.engines.rollout.services.protocol import (
     Delta,
@@ -27,6 +26,9 @@ from interlace.engines.rollout.services.protocol import (
 )
 from interlace.weights.reader import WeightReader
 
+if TYPE_CHECKING:
+    from interlace.engines.rollout.engine import NativeEngine
+
 T = TypeVar("T")
 
 
@@ -36,7 +38,7 @@ class HostedEngine:
     wakes_awake = True
 
     def __init__(
-        self, engine: ServedEngine, capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
+        self, engine: "NativeEngine", capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
     ) -> None:
         """engine: from now on, only the thread of this object calls it. capacity: to be reported."""
         self.name = "the engine in this process"
@@ -125,10 +127,6 @@ class HostedEngine:
     async def close(self) -> None:
         self._commands.put(None)
         self._engine.interrupt()
-
-    async def call(self, function: Callable[[RolloutEngine], T]) -> T:
-        """Runs a function of the engine between two steps."""
-        return await self._call_function(lambda: function(self._engine))
 
     async def _call_function(self, function: Callable[[], T]) -> T:
         """Runs a function on the engine's thread, between two steps."""

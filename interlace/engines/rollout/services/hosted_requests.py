@@ -3,36 +3,19 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.core.types import FinishReason, Request, Response
-from interlace.engines.rollout.protocol import RolloutEngine, StepOutput
+from interlace.engines.rollout.protocol import StepOutput
 from interlace.engines.rollout.services.protocol import Delta
 from interlace.engines.rollout.services.wire import runs_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from interlace.engines.rollout.engine import NativeEngine
 
 FLUSH_EVERY_S = 0.02
 """Seconds between two deltas of a request that continues. A server that dies loses at most the tokens of this time."""
-
-
-class ServedEngine(RolloutEngine, Protocol):
-    """An engine that can run as a service."""
-
-    def peek(self, ids: Sequence[str]) -> tuple[Response, ...]:
-        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
-        ...
-
-    def clear_prefixes(self) -> None:
-        """Drops the keys and values of ended sequences."""
-        ...
-
-    @property
-    def model(self) -> "PreTrainedModel":
-        """Returns the served model. Only the caller of this engine may run it."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +35,7 @@ class HostedRequests:
     While the requests are paused, further requests wait.
     """
 
-    def __init__(self, engine: ServedEngine, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: "NativeEngine", now: Callable[[], float] = time.monotonic) -> None:
         """now: clock, in seconds."""
         self._engine, self._now = engine, now
         self._tickets: dict[str, HostedRequest] = {}

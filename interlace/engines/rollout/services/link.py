@@ -8,12 +8,12 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.types import Request
+from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.services.inbox import DeltaInbox
 from interlace.engines.rollout.services.loaded_versions import LoadedVersions
 from interlace.engines.rollout.services.loop import LoopThread
@@ -40,27 +40,11 @@ ADOPT_S = 60.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkSettings:
-    """Limits after which a server counts as lost; see ServiceConfig."""
-
-    heartbeat_s: float
-    patience_s: float
-    progress_s: float
-    start_s: float
-    """Seconds for a server to become ready."""
-    probe_gap: float
-
-
 class ServerLink:
     """Connection to one server, for callers outside the event loop's thread."""
 
     def __init__(
-        self,
-        connect: Callable[[], EngineClient],
-        settings: LinkSettings,
-        *,
-        process: ServerProcess | None = None,
+        self, connect: Callable[[], EngineClient], settings: ServiceConfig, *, process: ServerProcess | None = None
     ) -> None:
         """connect: called on the event loop. process: the server's process, if the run starts it.
 
@@ -119,16 +103,17 @@ class ServerLink:
         return capacity
 
     async def _connect_client(self, ends_requests: bool) -> ServiceCapacity:
-        settings = self._settings
+        settings, patience_s = self._settings, self._settings.health_timeout_s
+        start_s = settings.start_s if isinstance(settings, ServedConfig) else patience_s
         is_adopted = self._process is not None and ends_requests
-        answer_s = settings.patience_s if is_adopted else settings.start_s
-        ready_s = max(settings.patience_s, min(ADOPT_S, settings.start_s) if is_adopted else settings.start_s)
+        answer_s = patience_s if is_adopted else start_s
+        ready_s = max(patience_s, min(ADOPT_S, start_s) if is_adopted else start_s)
         for task in self._tasks:
             task.cancel()
         if self._client is not None:
             await self._client.close()
         client = self._client = self._connect()
-        await wait_until_healthy(client, start_s=answer_s, patience_s=settings.patience_s)
+        await wait_until_healthy(client, start_s=answer_s, patience_s=patience_s)
         try:
             async with asyncio.timeout(ready_s):
                 if ends_requests:
@@ -278,7 +263,7 @@ class ServerLink:
             if self.lost or client is not self._client:
                 return
             try:
-                async with asyncio.timeout(settings.patience_s):
+                async with asyncio.timeout(settings.health_timeout_s):
                     health = await client.health()
             except (InterlaceError, TimeoutError, OSError) as error:
                 self._cancel_work(f"{client.name} did not answer about its health: {describe_error(error)}")

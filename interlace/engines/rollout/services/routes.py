@@ -33,12 +33,12 @@ class EngineRoutes:
             "score": self._answer_score,
             "abort": self._answer_abort,
             "pause": self._answer_pause,
-            "resume": self._answer_resume,
+            "resume": _acknowledge(self._engine.resume),
             "load": self._answer_load,
             "health": self._answer_health,
             "capacity": self._capacity,
-            "sleep": self._answer_sleep,
-            "wake": self._answer_wake,
+            "sleep": _acknowledge(self._engine.sleep),
+            "wake": _acknowledge(self._engine.wake),
         }
         app.router.add_post(f"{ROUTES}/generate", self._answer_generate)
         for name, answer in answers.items():
@@ -124,11 +124,6 @@ class EngineRoutes:
         await self._engine.pause(mode)
         return {}
 
-    async def _answer_resume(self, body: Mapping[str, JSON]) -> JSON:
-        del body
-        await self._engine.resume()
-        return {}
-
     async def _answer_load(self, body: Mapping[str, JSON]) -> JSON:
         source = Path(str(body["source"]))
         if not source.exists():
@@ -146,24 +141,22 @@ class EngineRoutes:
         del body
         return write_capacity(await self._engine.capacity())
 
-    async def _answer_sleep(self, body: Mapping[str, JSON]) -> JSON:
-        del body
-        await self._engine.sleep()
+
+def _acknowledge(act: Callable[[], Awaitable[None]]) -> "Answer":
+    """Returns the answer {} after an act that needs nothing of the body."""
+
+    async def answer(_: Mapping[str, JSON]) -> JSON:
+        await act()
         return {}
 
-    async def _answer_wake(self, body: Mapping[str, JSON]) -> JSON:
-        del body
-        await self._engine.wake()
-        return {}
+    return answer
 
 
-def _make_response(value: JSON) -> "web.Response":
+def _make_response(value: JSON, status: int = 200) -> "web.Response":
     from aiohttp import web
 
-    return web.json_response(value)
+    return web.json_response(value, status=status)
 
 
 def _make_error_response(status: int, message: str) -> "web.Response":
-    from aiohttp import web
-
-    return web.json_response({"error": {"message": message}}, status=status)
+    return _make_response({"error": {"message": message}}, status)

@@ -141,7 +141,7 @@ def test_a_request_that_is_withdrawn_while_the_engine_is_busy_does_not_run(hoste
     begun, go = threading.Event(), threading.Event()
 
     async def run() -> None:
-        busy = asyncio.create_task(hosted.call(lambda _: (begun.set(), go.wait())))  # as a load of weights
+        busy = asyncio.create_task(hosted._call_function(lambda: (begun.set(), go.wait())))  # as a load of weights
         await asyncio.to_thread(begun.wait)
         work = asyncio.create_task(hosted.generate([long], lambda *_: None))
         while not hosted._commands.qsize():
