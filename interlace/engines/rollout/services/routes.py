@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from interlace.core.errors import UserError, is_full_disk
+from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
 from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
@@ -57,6 +57,8 @@ class EngineRoutes:
                 return _make_error_response(OUT_OF_MEMORY, f"out of memory: {error}")
             except (UserError, OSError) as error:
                 return _make_error_response(INSUFFICIENT_STORAGE if is_full_disk(error) else 400, str(error))
+            except (InterlaceError, RuntimeError) as error:  # of the engine, such as torch's lack of memory
+                return _make_error_response(500, str(error))
 
         return handle
 
