@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 
 from interlace.engines.cpu import kernels
 from interlace.engines.cpu.int8 import QuantizedWeights
-from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
+from interlace.engines.rollout.attention import AttentionTraits, KernelAttention, RoutedModel
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.model_setup import RoutedModel
-from interlace.engines.rollout.runner import Given, Logits, embed_tokens
+from interlace.engines.rollout.runner import Logits, StepTokens, embed_tokens
 from interlace.engines.rollout.sequence import SequenceTable
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -109,15 +108,6 @@ class DecodeResult(NamedTuple):
     """Number of sampled tokens."""
 
 
-class _Tokens(NamedTuple):
-    """Tokens of one thread's pass; see Runner.start."""
-
-    token_ids: Int64Array
-    rows: Int64Array
-    positions: Int64Array
-    wanted: Int64Array
-
-
 class _Buffers:
     """Working memory of one thread."""
 
@@ -185,7 +175,6 @@ class DecoderRunner:
         self._decoder.drawn_vocab = min(self._decoder.vocab, num_ids)
 
     def rebind(self) -> None:
-        """See Runner."""
         if not self._attention.pool.keys:  # The pool is released; rebind() is called again after its return.
             return
         layers = list(self._model.get_submodule("model.layers").children())
@@ -210,7 +199,6 @@ class DecoderRunner:
 
     @property
     def binding(self) -> object:
-        """See Runner."""
         return self._layers, self._eight, self._decoder
 
     @binding.setter
@@ -223,15 +211,9 @@ class DecoderRunner:
             yield [layer.get_parameter(_WEIGHTS[name]) for name in PRODUCTS]
         yield [self._model.get_parameter("lm_head.weight")]
 
-    def start(
-        self,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        given: Given | None = None,
-    ) -> Logits:
-        """See Runner. With one thread the pass is complete when this returns."""
+    def start(self, step: StepTokens) -> Logits:
+        """With one thread the pass is complete when this returns."""
+        token_ids, rows, positions, wanted, given = step
         self._reserve_logits(len(wanted))
         decoder, table = self._decoder, None
         if given is not None:  # A separate table of embeddings, with one row per token of the pass.
@@ -245,8 +227,8 @@ class DecoderRunner:
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
             logits = self._logits[mine.start :]
-            step = _Tokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
-            self._run(number, decoder, step, logits)
+            own = StepTokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
+            self._run(number, decoder, own, logits)
 
         def finish(_: Tensor | None = table) -> Tensor:  # The default argument keeps the table alive during the pass.
             for run_elsewhere in running:
@@ -333,7 +315,7 @@ class DecoderRunner:
         cuts = starts[np.abs(starts[:, None] - ideal).argmin(0)]
         return np.unique(np.r_[0, cuts, count]).tolist()
 
-    def _run(self, number: int, decoder: kernels.Decoder, step: "_Tokens", logits: Tensor) -> None:
+    def _run(self, number: int, decoder: kernels.Decoder, step: StepTokens, logits: Tensor) -> None:
         """Runs the tokens of one thread."""
         buffers = self._buffers_for(number, len(step.rows), logits)
         buffers.tokens.position = step.positions.ctypes.data

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.attention import INTERFACE, AttentionTraits
 from interlace.engines.rollout.kv_store import KVStore
-from interlace.engines.rollout.runner import Runner
+from interlace.engines.rollout.runner import Runner, StepTokens
 
 Run = tuple[int, Sequence[int], int]
 """Row, tokens to run, position of the first."""
@@ -93,7 +93,7 @@ class Probe:
         tokens = np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in runs])
         rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids, _ in runs])
         positions = np.concatenate([np.arange(start, start + len(ids)) for _, ids, start in runs])
-        logits = self._runner.start(tokens, rows, positions, np.arange(len(tokens)))
+        logits = self._runner.start(StepTokens(tokens, rows, positions, np.arange(len(tokens))))
         return logits()[: len(tokens)].float().clone()
 
     def length_fault(self, prompt: Sequence[int], expected: Tensor, at: int) -> str | None:

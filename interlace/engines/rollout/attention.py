@@ -6,7 +6,7 @@ engine, so any number of engines and training models can share a process.
 
 import ctypes
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -62,26 +62,26 @@ class AttentionHub:
 
     def __init__(self) -> None:
         self.backend: AttentionBackend | None = None
-        self.recorder: LayerRecorder | None = None
+        self.recorder: RoutedModel | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "AttentionHub":
         return AttentionHub()
 
 
-class LayerRecorder:
-    """Recorder of the modules that attend in one forward pass without KV cache, and of their shapes."""
+@dataclass(frozen=True, slots=True)
+class RoutedModel:
+    """Attention layers of a model in order of execution, as recorded in one forward pass without KV cache."""
 
-    def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
-        self.shapes: list[LayerShape] = []
-        self.traits: list[AttentionTraits] = []
+    hub: AttentionHub
+    modules: list[nn.Module] = field(default_factory=list)
+    shapes: list[LayerShape] = field(default_factory=list)
+    traits: list[AttentionTraits] = field(default_factory=list)
 
-    def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> int:
-        """Records a layer and returns its number."""
+    def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> None:
+        """Records a layer."""
         self.modules.append(module)
         self.shapes.append(LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3]))
         self.traits.append(traits)
-        return len(self.modules) - 1
 
 
 @dataclass(frozen=True, slots=True)

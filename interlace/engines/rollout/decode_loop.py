@@ -16,10 +16,12 @@ from interlace.core.types import FinishReason, Metrics
 from interlace.engines.cpu import kernels
 from interlace.engines.cpu.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.agreement import Agreement
+from interlace.engines.rollout.attention import KernelAttention
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.given_inputs import InputEmbedder
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.prepare_model import PreparedModel
+from interlace.engines.rollout.runner import StepTokens
 from interlace.engines.rollout.sampling import (
     Draw,
     FloatRows,
@@ -33,6 +35,7 @@ from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
 from interlace.engines.rollout.speculative import Speculator
 from interlace.models.action_head import head_of
+from interlace.models.inputs import input_embedding
 from interlace.models.loading import count_ids
 
 if TYPE_CHECKING:
@@ -74,10 +77,13 @@ class DecodeLoop:
         """tokenizer: for stop strings."""
         self._agreement = agreement
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
-        self._embedder = InputEmbedder(serving.model, table)
+        reads = input_embedding(serving.model.config)
+        self._embedder = None if reads is None else InputEmbedder(serving.model, reads, table)
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
         own = head_of(serving.model)
-        self._sampler: PlainSampler = own or (KernelSampler() if serving.compiled else TorchSampler())
+        self._sampler: PlainSampler = own or (
+            KernelSampler() if isinstance(serving.attention, KernelAttention) else TorchSampler()
+        )
         most = config.draft_tokens if serving.attention is not None else 0
         self._speculator = Speculator(table, most=most, below=config.draft_below)
         self.num_drawable = None if own or tokenizer is None else count_ids(tokenizer)
@@ -154,8 +160,9 @@ class DecodeLoop:
             wanted = np.flatnonzero(positions >= last)
             sampled = rows[wanted]
         token_ids = table.token_ids[rows, positions]
-        given = self._embedder.given(rows, positions, token_ids) if table.num_with_inputs else None
-        logits = self._runner.start(token_ids, rows, positions, wanted, given)
+        embedder = self._embedder if table.num_with_inputs else None
+        given = None if embedder is None else embedder.given(rows, positions, token_ids)
+        logits = self._runner.start(StepTokens(token_ids, rows, positions, wanted, given))
         # During the pass, do all work that does not depend on its tokens.
         places = positions[wanted] + 1
         tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)

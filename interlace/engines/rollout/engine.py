@@ -15,7 +15,6 @@ from interlace.core.types import NO_GROUP, FinishReason, Metrics, Request, Respo
 from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import KVNeeds, NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
-from interlace.engines.rollout.given_inputs import input_reader
 from interlace.engines.rollout.graph_runner import GraphRunner
 from interlace.engines.rollout.kv_residence import KVResidence
 from interlace.engines.rollout.kv_size import longest_sequence, size_kv_cache
@@ -34,6 +33,7 @@ from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import DrawnTokens, SequenceState, SequenceTable
 from interlace.models.action_head import answers_in_numbers, chunk_shape
+from interlace.models.inputs import input_embedding
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase, UpdateMode
@@ -82,7 +82,7 @@ class NativeParts:
         self.limits = Limits(
             context=context, longest=min(longest, self._store.longest),
             vocab_size=model.config.get_text_config().vocab_size,
-            has_tokenizer=tokenizer is not None, reads=input_reader(model),
+            has_tokenizer=tokenizer is not None, reads=input_embedding(model.config),
             num_drawable=self._decode_loop.num_drawable,
             needs_queries=answers_in_numbers(model.config), guide_shape=chunk_shape(model.config),
         )  # fmt: skip

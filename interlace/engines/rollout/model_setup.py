@@ -1,27 +1,15 @@
 """Setup of a transformers model that attends through the engine."""
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from interlace.engines.rollout.attention import INTERFACE, AttentionHub, AttentionTraits, LayerRecorder, bind, register
-from interlace.engines.rollout.kv_store import LayerShape
+from interlace.engines.rollout.attention import INTERFACE, AttentionHub, RoutedModel, bind, register
 
 EXPERT_BYTES = 1 << 28
 """Limit of the copies of expert weights in a mixture's layer, in bytes; one token's copies may take more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoutedModel:
-    """Attention layers of a model in order of execution, as recorded in one forward pass."""
-
-    hub: AttentionHub
-    shapes: tuple[LayerShape, ...]
-    traits: tuple[AttentionTraits, ...]
-    modules: tuple[nn.Module, ...]
 
 
 def own_config(model: PreTrainedModel) -> None:
@@ -47,21 +35,19 @@ def route_attention(model: PreTrainedModel) -> RoutedModel:
     if model.device.type == "cpu" and model._can_set_experts_implementation():
         _register_experts()
         model.set_experts_implementation(INTERFACE)
-    hub, recorder = AttentionHub(), LayerRecorder()
-    candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
-    for module in candidates:
-        bind(module, hub, -1)
-    hub.recorder = recorder
+    hub = AttentionHub()
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            bind(module, hub, -1)
+    routed = hub.recorder = RoutedModel(hub)
     tokens = torch.zeros(1, 4, dtype=torch.int64, device=model.device)
     positions = torch.arange(4, device=model.device)[None]
     with torch.inference_mode():
         model(input_ids=tokens, position_ids=positions, use_cache=False)
     hub.recorder = None
-    for layer, module in enumerate(recorder.modules):
+    for layer, module in enumerate(routed.modules):
         bind(module, hub, layer)
-    return RoutedModel(
-        hub=hub, shapes=tuple(recorder.shapes), traits=tuple(recorder.traits), modules=tuple(recorder.modules)
-    )
+    return routed
 
 
 def _register_experts() -> None:

@@ -13,13 +13,13 @@ from interlace.engines.cpu.compiled import KernelsUnavailable
 from interlace.engines.cpu.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.cpu.int8 import refuse_eight_bits
 from interlace.engines.cpu.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
-from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
+from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, RoutedModel, TorchAttention
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.graph_runner import CudaCapture, GraphRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.length_probe import LengthProbe, build_length_probes, find_length_fault
-from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
+from interlace.engines.rollout.model_setup import restore_attention, route_attention
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
 from interlace.models.length_changes import MODEL_ERRORS
@@ -44,11 +44,6 @@ class PreparedModel:
     pool: KVPool
     store: KVStore
     report: EngineReport
-
-    @property
-    def compiled(self) -> bool:
-        """Returns True if the C++ kernels serve the model."""
-        return isinstance(self.attention, KernelAttention)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,10 @@ A server counts as lost when it fails, hangs, or returns an invalid result. Its 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +17,6 @@ from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.types import Request
 from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.services.inbox import DeltaInbox
-from interlace.engines.rollout.services.loaded_versions import LoadedVersions
 from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import ServerProcess
 from interlace.engines.rollout.services.protocol import (
@@ -38,6 +39,51 @@ ADOPT_S = 60.0
 """Seconds in which an adopted server must serve a request. It has loaded its model, so it needs less than a start."""
 
 T = TypeVar("T")
+
+
+class LoadedVersions:
+    """Tracks the version that a server should serve, and those that may have sampled tokens of running requests."""
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        """Version that the server should serve; None before the first load."""
+        self.is_loading = False
+        """True while a version is loaded."""
+        self.known: set[int] = set()
+        """Versions that may have sampled tokens."""
+
+    def clear(self) -> None:
+        """Forgets all versions, because the server starts again."""
+        self.known.clear()
+        self.current = None
+
+    @contextmanager
+    def loading(self, version: int) -> Iterator[None]:
+        """Surrounds the load of a version. A UserError of the block means that the server refused the version."""
+        before = self.current
+        self.is_loading = True
+        self.known.add(version)
+        try:
+            yield
+        except UserError:
+            self.known.discard(version)
+            self.current = before
+            raise
+        finally:
+            self.is_loading = False
+
+    def add_version(self, delta: Delta) -> Delta:
+        """Adds the current version to a delta whose server does not report versions."""
+        if not delta.token_ids or delta.versions:
+            return delta
+        return replace(delta, versions=[(self.current or 0, len(delta.token_ids))])
+
+    def find_unknown(self, delta: Delta) -> int | None:
+        """Returns the first version of a delta that was never loaded, or None."""
+        if self.current is None:
+            return None
+        runs = (*delta.versions, *delta.all_versions)
+        return next((version for version, _ in runs if version not in self.known), None)
 
 
 class ServerLink:
@@ -120,7 +166,7 @@ class ServerLink:
                     await _take_over(client, self._process)
                 capacity = await client.capacity()
                 if (version := (await client.health()).version) is not None:
-                    self._versions.add(version)  # Version of requests that began before the first load.
+                    self._versions.known.add(version)  # Version of requests that began before the first load.
                 await warm_up(client, next(self._numbers))
         except TimeoutError:
             raise ServiceError(f"{client.name} answers, and was not ready to serve within {ready_s:g} s") from None
