@@ -46,7 +46,6 @@ class AttentionBackend(Protocol):
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
         """Begins a step. rows, positions: [T] of the step's tokens; the tokens of a row are adjacent and in order."""
-        ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
         """Computes attention of query [T, heads, key dim] over key and value [T, kv heads, dim] (strided) and earlier
@@ -54,7 +53,6 @@ class AttentionBackend(Protocol):
 
         Returns [T, heads, value dim].
         """
-        ...
 
 
 class AttentionHub:

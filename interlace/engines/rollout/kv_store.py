@@ -98,41 +98,33 @@ class KVStore(Protocol):
     @staticmethod
     def longest_in(num_tokens: int) -> int:
         """Returns `longest` of a store of `num_tokens` tokens before the store is made."""
-        ...
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Makes room for `num_tokens` tokens in a row and keeps its content. Returns False, without a change, if room
         lacks.
         """
-        ...
 
     def free(self, row: int) -> None:
         """Frees a row's cells."""
-        ...
 
     def fork(self, source: int, target: int, num_tokens: int, room: int) -> bool:
         """Gives the empty row `target` the first tokens of `source`, and room for `room` tokens in total.
 
         Returns False, without a change, if there is not enough room.
         """
-        ...
 
     def move(self, source: int, target: int) -> None:
         """Moves all cells of `source` to the empty row `target`."""
-        ...
 
     def cells(self, row: int, num_tokens: int) -> Int64Array:
         """Returns [num_tokens] pool cells of a row's first tokens."""
-        ...
 
     def count_held(self, rows: Int64Array) -> int:
         """Counts the cells of some rows; shared cells count once."""
-        ...
 
     @property
     def num_free(self) -> int:
         """Returns the number of cells that no row holds."""
-        ...
 
 
 BLOCK = 16

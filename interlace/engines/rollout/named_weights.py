@@ -15,11 +15,9 @@ class NamedWeights(Protocol):
 
     def read(self, name: str) -> "Tensor":
         """Returns one tensor."""
-        ...
 
     def __iter__(self) -> "Iterator[tuple[str, Tensor]]":
         """Yields each name and tensor."""
-        ...
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from interlace.core.kv_eviction import ReturnTimes, first_to_go
+from interlace.core.trajectory import count_common
 from interlace.core.types import SampleKey
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable, marks_of
@@ -384,6 +385,4 @@ class PrefixIndex:
 
 def _num_shared(held: Int64Array, token_ids: Sequence[int]) -> int:
     """Counts the equal first tokens; at most all but the last of `token_ids`."""
-    length = min(len(held), len(token_ids) - 1)
-    differs = np.flatnonzero(held[:length] != np.asarray(token_ids[:length]))
-    return int(differs[0]) if len(differs) else length
+    return count_common(held, np.asarray(token_ids[: min(len(held), len(token_ids) - 1)]))

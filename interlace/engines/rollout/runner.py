@@ -68,11 +68,9 @@ class Runner(Protocol):
         """Starts a forward pass. May return before it ends: no array of the step may change until the returned function
         was called.
         """
-        ...
 
     def rebind(self) -> None:
         """Updates the addresses after the KV pool or the model's parameters moved."""
-        ...
 
 
 def embed_tokens(model: PreTrainedModel, token_ids: Tensor, given: Given) -> Tensor:

@@ -49,7 +49,6 @@ class PlainSampler(Protocol):
 
         A greedy token gets its log-prob at temperature 1.
         """
-        ...
 
 
 class KernelSampler:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
 from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.core.trajectory import mark_predicted
-from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
+from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
 from interlace.engines.train.config import SpeedupConfig
 from interlace.engines.train.export import list_named_weights, model_files
-from interlace.engines.train.minibatch import Minibatch, MinibatchReport, MinibatchTotals, merge_metrics
+from interlace.engines.train.minibatch import Minibatch, MinibatchReport, merge_metrics
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
 from interlace.engines.train.packing import (
@@ -111,7 +111,7 @@ class PackedEngine:
         """Runs a forward pass with no effect on the loss, because other ranks have one more micro-batch."""
         return self.packed.outputs(batch).sum() * 0
 
-    def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
+    def _collate(self, samples: Sequence[Sample], masks: Sequence[BoolArray | None]) -> MicroBatch:
         packed = self.packed
         padded, mesh = not packed.is_packed, self._ranks.context_mesh
         batch = collate(samples, packed.device, padded=padded, masks=masks, placeholder=packed.placeholder)
@@ -132,8 +132,8 @@ class PackedEngine:
 
         def prepare(rows: Sequence[int]) -> MicroBatch:
             if not rows:
-                return self._collate([placeholder()], masks=[None])
-            return self._collate([samples[row] for row in rows], masks=[asked[row] for row in rows])
+                return self._collate([placeholder()], [None])
+            return self._collate([samples[row] for row in rows], [asked[row] for row in rows])
 
         for rows, batch in zip(split, prefetch(prepare, split), strict=True):
             if not rows:
@@ -166,10 +166,10 @@ _PROBE_TOKENS = 32
 
 
 class TrainedEngine(PackedEngine, ABC):
-    """A packed engine with an optimizer and an open minibatch. Trained parameters become float32.
+    """A packed engine with an optimizer and an open minibatch. Trained parameters become float32."""
 
-    prefix: prefix of the engine's metrics.
-    """
+    prefix: ClassVar[str]
+    """Prefix of the engine's metrics."""
 
     def __init__(
         self,
@@ -179,7 +179,6 @@ class TrainedEngine(PackedEngine, ABC):
         tokens_per_microbatch: int,
         optimizer: OptimizerConfig,
         device: str,
-        prefix: str,
         ranks: Ranks | None,
         speedups: SpeedupConfig | None = None,
     ) -> None:
@@ -197,7 +196,6 @@ class TrainedEngine(PackedEngine, ABC):
         check_router_loss(model)
         self.optimizer = Optimizer(model, optimizer)
         """Optimizer of the trained parameters."""
-        self._prefix = prefix
         self._minibatch = Minibatch()
         self._reports: list[MinibatchReport] = []
         """The step's closed minibatches."""
@@ -208,7 +206,7 @@ class TrainedEngine(PackedEngine, ABC):
         """Flag: the step's remaining minibatches are dropped."""
         check_backward(
             model,
-            lambda: self._run_empty_pass(self._collate([placeholder(_PROBE_TOKENS)], masks=[None])),
+            lambda: self._run_empty_pass(self._collate([placeholder(_PROBE_TOKENS)], [None])),
             None if trained.reshard or self._ranks.is_alone else self._ranks,
         )
         self.optimizer.zero_grad()
@@ -256,12 +254,8 @@ class TrainedEngine(PackedEngine, ABC):
         erase the weights.
         """
         if not (self._trained.reshard or self._ranks.is_alone):
-            self._ranks.reduce(self.model, self._run_empty_pass(self._collate([placeholder()], masks=[None])))
-        own, self._minibatch = self._minibatch.close(), Minibatch()
-        closed = MinibatchTotals.over_ranks(
-            # Ranks that were called with the same samples have the same sums.
-            [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())[:: self._ranks.shape.copies]]
-        )
+            self._ranks.reduce(self.model, self._run_empty_pass(self._collate([placeholder()], [None])))
+        closed, self._minibatch = self._minibatch.close().over_ranks(self._ranks), Minibatch()
         metrics = self._derive(closed.metrics()) if closed.count else {}
         weights = {self._named(name): closed.denominators.get(name, closed.count) for name in metrics}
         metrics["lr"] = self.optimizer.next_lr
@@ -285,7 +279,7 @@ class TrainedEngine(PackedEngine, ABC):
         return found
 
     def _named(self, metric: str) -> str:
-        return f"{self._prefix}/{metric}"
+        return f"{self.prefix}/{metric}"
 
     def _movable(self) -> dict[str, Callable[[Move], None]]:
         """Returns the functions that move gradients, moments and weights.
@@ -322,14 +316,7 @@ class TrainedEngine(PackedEngine, ABC):
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
         """Copies the state of a checkpoint, to be written while training continues. Collective."""
-        files = self._copy_files(tokenizer)
-        ranks = self._ranks
-        return HostCopy(
-            files=files if ranks.rank == 0 else (),
-            optimizer=host_shards(self.optimizer.state_dict(), ranks),
-            rank=ranks.rank,
-            num_ranks=ranks.num_ranks,
-        )
+        return HostCopy.of(self._copy_files(tokenizer), self.optimizer.state_dict(), self._ranks)
 
     def load_optimizer(self, folder: Path) -> None:
         """Restores the optimizer's saved state; the weights are loaded with the model."""

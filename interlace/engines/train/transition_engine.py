@@ -298,7 +298,8 @@ class TransitionEngine(TrainEngine):
         """Adds a network that Adam trains."""
         network = network.to(self.packed.device)
         adam = torch.optim.Adam(network.parameters(), lr=lr, betas=betas, fused=True)
-        self._parts[name] = _Part(network=network, optimizer=adam, names=_name_parameters(name, network))
+        names = {each: f"{name}.{key}" for key, each in network.named_parameters()}
+        self._parts[name] = _Part(network=network, optimizer=adam, names=names)
         return network
 
     def _add_follower(self, name: str, network: ModuleT, followed: ModuleT) -> ModuleT:
@@ -364,7 +365,3 @@ def follow(follower: nn.Module, network: nn.Module, share: float) -> None:
     moved: list[Tensor] = [*follower.parameters()]
     own: list[Tensor] = [*network.parameters()]
     torch._foreach_lerp_(moved, own, share)
-
-
-def _name_parameters(name: str, network: nn.Module) -> dict[nn.Parameter, str]:
-    return {each: f"{name}.{key}" for key, each in network.named_parameters()}
