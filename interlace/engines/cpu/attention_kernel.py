@@ -62,9 +62,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def is_available() -> bool:
-    """Returns True if the kernel can be called. If there is no compiler, torch's attention replaces it. Called per
-    batch.
-    """
+    """Returns True if the kernel can be called; without a compiler, torch's attention replaces it."""
     try:
         load()
     except KernelsUnavailable:

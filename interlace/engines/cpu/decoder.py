@@ -6,7 +6,7 @@ an update in place reaches both. After a replacement of parameters, rebind() mus
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -149,9 +149,7 @@ class DecoderRunner:
         *,
         in_eight_bits: bool = False,
     ) -> None:
-        """longest: length limit of a sequence, in tokens. in_eight_bits: run the products on int8 copies of the
-        weights, which each rebind creates.
-        """
+        """longest: limit of a sequence, in tokens. in_eight_bits: multiply by int8 weights, which each rebind makes."""
         self.name, self.dtype = "c++ decoder", model.dtype
         self.in_eight_bits = in_eight_bits
         if in_eight_bits:
@@ -226,9 +224,14 @@ class DecoderRunner:
 
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
-            logits = self._logits[mine.start :]
-            own = StepTokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
-            self._run(number, decoder, own, logits)
+            places, own_wanted = positions[part], wanted[mine] - part.start
+            buffers = self._buffers_for(number, len(places), self._logits[mine.start :])
+            buffers.tokens.position = places.ctypes.data
+            self._attention.describe(buffers.tokens, rows[part])
+            self._attention.library.decode(
+                ctypes.byref(decoder), ctypes.byref(buffers.tokens), token_ids[part].ctypes.data,
+                own_wanted.ctypes.data, len(own_wanted), ctypes.byref(buffers.arguments),
+            )  # fmt: skip
 
         def finish(_: Tensor | None = table) -> Tensor:  # The default argument keeps the table alive during the pass.
             for run_elsewhere in running:
@@ -236,9 +239,7 @@ class DecoderRunner:
             self._list_used_buffers(len(parts))
             return self._logits
 
-        running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
-        if not running:
-            run(0)
+        running = self._start_threads(run, len(parts))
         return finish
 
     def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: StopRule) -> DecodeResult:
@@ -262,7 +263,8 @@ class DecoderRunner:
                 ctypes.byref(call), ctypes.byref(buffers.arguments),
             )  # fmt: skip
 
-        self._on_threads(run, len(parts))
+        for running in self._start_threads(run, len(parts)):
+            running.result()
         spent = self._list_used_buffers(len(parts))
         found = [
             begin + place
@@ -276,13 +278,12 @@ class DecoderRunner:
             sum([one.num_drawn for one in spent]),
         )
 
-    def _on_threads(self, run: Callable[[int], None], count: int) -> None:
-        """Runs each number below `count` on a thread; without threads, `count` is 1."""
+    def _start_threads(self, run: Callable[[int], None], count: int) -> list[Future[None]]:
+        """Starts each number below `count` on a thread. Without threads, runs 0, because `count` is 1."""
         if self._threads is None:
             run(0)
-            return
-        for running in [self._threads.submit(run, number) for number in range(count)]:
-            running.result()
+            return []
+        return [self._threads.submit(run, number) for number in range(count)]
 
     def _list_used_buffers(self, parts: int) -> list[kernels.Buffers]:
         """Returns the buffers in which each of `parts` threads reported its last call.
@@ -314,16 +315,6 @@ class DecoderRunner:
         ideal = np.arange(1, threads) * count / threads
         cuts = starts[np.abs(starts[:, None] - ideal).argmin(0)]
         return np.unique(np.r_[0, cuts, count]).tolist()
-
-    def _run(self, number: int, decoder: kernels.Decoder, step: StepTokens, logits: Tensor) -> None:
-        """Runs the tokens of one thread."""
-        buffers = self._buffers_for(number, len(step.rows), logits)
-        buffers.tokens.position = step.positions.ctypes.data
-        self._attention.describe(buffers.tokens, step.rows)
-        self._attention.library.decode(
-            ctypes.byref(decoder), ctypes.byref(buffers.tokens), step.token_ids.ctypes.data, step.wanted.ctypes.data,
-            len(step.wanted), ctypes.byref(buffers.arguments),
-        )  # fmt: skip
 
     def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:
         """Returns buffers of a thread that are large enough, with the address of its logits."""

@@ -43,9 +43,7 @@ def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -
 
 
 def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -> str | None:
-    """Returns the reason why the calls of the attention interface cannot be all of the model's attention; None if they
-    can.
-    """
+    """Returns the reason why the calls of the attention interface cannot be all of the model's attention, or None."""
     text = config.get_text_config()
     if getattr(text, "is_causal", True) is False:
         return "its tokens attend in both directions"
@@ -129,9 +127,7 @@ class Probe:
         return None if worst <= tolerance else f"its log-probs differ from the model's own by {worst:.2g}"
 
     def invariance_fault(self, prompt: Sequence[int]) -> str | None:
-        """Runs one token after the same prefix in batches with other rows. Returns None if its logits have equal bits
-        each time.
-        """
+        """Runs one token after a prefix together with other rows. Returns None if its bits are equal each time."""
         last = len(prompt) - 1
         target: Run = (0, prompt[last:], last)
         expected = self.run((0, prompt, 0))[-1]

@@ -112,7 +112,7 @@ class DecodeLoop:
         if self._speculator.has_guessed:
             self._scheduler.drop_plan()
         plan = self._scheduler.schedule(min(most, self._steps_per_schedule))
-        self.counters.schedule_s += time.perf_counter() - start
+        self.counters.count_schedule(time.perf_counter() - start)
         drawn = 0
         for version, part in self._by_version(plan) if several else ((None, plan),):
             with serving(version) as self._version:
@@ -202,9 +202,7 @@ class DecodeLoop:
         return made.num_drawn
 
     def _sample_tokens(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
-        """Samples the tokens at `places` and keeps those whose predecessors were guessed right. Returns the number
-        kept.
-        """
+        """Samples the tokens at `places` and keeps those after right guesses. Returns their number."""
         table, rows = self._table, wanted.rows
         tokens, logprobs = draw(logits[:, : self.num_drawable], wanted, table, self._sampler)
         at_once = table.at_once[rows]
@@ -267,7 +265,7 @@ class DecodeLoop:
 
     def _stops_on_text(self, row: int) -> bool:
         """Returns True if the decoded end of a row's response contains one of its stop strings."""
-        table, stops = self._table, self._table.params(row).stop
+        table, stops = self._table, self._table.occupant(row).request.params.stop
         if not stops or self._tokenizer is None:
             return False
         response = table.token_ids[row, table.num_prompt[row] : table.num_tokens[row]]
@@ -284,54 +282,41 @@ def ends_with_text(
 
 
 class Counters:
-    """Sums since the last read."""
+    """Counts of tokens, passes and seconds, read as sums since the last read."""
 
     def __init__(self) -> None:
-        self.schedule_s = 0.0
-        self._prepared = 0
-        self._reset_counts(0.0, 0, 0)
+        names = ("num_steps", "decode_tokens", "prefill_tokens", "draft_tokens", "accepted")
+        self._totals = dict.fromkeys((*names, "schedule_s", "forward_s", "sample_s"), 0.0)
+        self._before: dict[str, float] = {}
+        """Totals at the last read."""
+        self._read_s = time.perf_counter()
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
         """Counts run and sampled tokens, and the time spent."""
-        self._steps += steps
-        self._sampled += sampled
-        self._prefilled += tokens - sampled
-        self._forward_s += forward_s
-        self._sample_s += sample_s
+        self._add(num_steps=steps, decode_tokens=sampled, prefill_tokens=tokens - sampled)
+        self._add(forward_s=forward_s, sample_s=sample_s)
+
+    def count_schedule(self, seconds: float) -> None:
+        """Counts the time of a check of the queue."""
+        self._add(schedule_s=seconds)
 
     def count_drafts(self, proposed: int, accepted: int) -> None:
         """Counts the drafts of one row."""
-        self._drafts += proposed
-        self._accepted += accepted
+        self._add(draft_tokens=proposed, accepted=accepted)
 
     def read(self, scheduler: Scheduler, reused: int, attention_s: float) -> Metrics:
         """Returns rates and sums since the last call. attention_s, reused: totals since the engine's start."""
-        elapsed = max(time.perf_counter() - self._since, 1e-9)
-        metrics = {
-            "num_running": float(len(scheduler.running)),
-            "num_waiting": float(len(scheduler.waiting)),
-            "num_steps": float(self._steps),
-            "decode_tokens": float(self._sampled),
-            "prefill_tokens": float(self._prefilled),
-            "decode_tokens_per_s": self._sampled / elapsed,
-            "prefill_tokens_per_s": self._prefilled / elapsed,
-            "num_preemptions": float(scheduler.num_preemptions - self._preemptions),
-            "planned_ahead": float(scheduler.num_prepared - self._prepared),
-            "reused_tokens": float(reused - self._reused),
-            "draft_tokens": float(self._drafts),
-            "draft_acceptance": self._accepted / max(self._drafts, 1),
-            "schedule_s": self.schedule_s,
-            "forward_s": self._forward_s,
-            "attention_s": attention_s - self._attention_s,
-            "sample_s": self._sample_s,
-        }
-        self._prepared = scheduler.num_prepared
-        self._reset_counts(attention_s, scheduler.num_preemptions, reused)
-        return metrics
+        totals = self._totals | {"num_preemptions": scheduler.num_preemptions, "planned_ahead": scheduler.num_prepared}
+        totals |= {"reused_tokens": reused, "attention_s": attention_s}
+        sums = {name: float(total - self._before.get(name, 0.0)) for name, total in totals.items()}
+        elapsed = max(time.perf_counter() - self._read_s, 1e-9)
+        self._before, self._read_s = totals, time.perf_counter()
+        rates = {f"{name}_per_s": sums[name] / elapsed for name in ("decode_tokens", "prefill_tokens")}
+        rates["draft_acceptance"] = sums.pop("accepted") / max(sums["draft_tokens"], 1)
+        return (
+            {"num_running": float(len(scheduler.running)), "num_waiting": float(len(scheduler.waiting))} | sums | rates
+        )
 
-    def _reset_counts(self, attention_s: float, preemptions: int, reused: int) -> None:
-        self._since = time.perf_counter()
-        self._steps = self._sampled = self._prefilled = 0
-        self.schedule_s = self._forward_s = self._sample_s = 0.0
-        self._attention_s, self._preemptions, self._reused = attention_s, preemptions, reused
-        self._drafts = self._accepted = 0
+    def _add(self, **counts: float) -> None:
+        for name, count in counts.items():
+            self._totals[name] += count

@@ -302,7 +302,7 @@ class NativeEngine(NativeParts):
         if is_weights:
             residence.onload()
         if is_cache:
-            self._kv.allocate()
+            self._pool.allocate()
         if is_weights or is_cache:
             self._versions.rebind()
         if is_cache:

@@ -100,9 +100,7 @@ class KVStore(Protocol):
         """Returns `longest` of a store of `num_tokens` tokens before the store is made."""
 
     def reserve(self, row: int, num_tokens: int) -> bool:
-        """Makes room for `num_tokens` tokens in a row and keeps its content. Returns False, without a change, if room
-        lacks.
-        """
+        """Makes room for tokens in a row, which keeps its content. Returns False, without a change, if room lacks."""
 
     def free(self, row: int) -> None:
         """Frees a row's cells."""
@@ -198,9 +196,7 @@ class SlotStore:
         return int(self.capacity[rows].sum())
 
     def _take_block(self, size: int) -> int | None:
-        """Takes a free block of `size` from the smallest sufficient block. Takes the lowest offset, so that runs
-        repeat.
-        """
+        """Takes a free block of `size` from the smallest sufficient one, at the lowest offset, so that runs repeat."""
         found = min((held for held, offsets in self._free.items() if held >= size and offsets), default=None)
         if found is None:
             return None

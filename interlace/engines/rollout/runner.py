@@ -65,9 +65,7 @@ class Runner(Protocol):
         """Returns the reason why a row's bits are independent of other rows, if they are."""
 
     def start(self, step: StepTokens) -> Logits:
-        """Starts a forward pass. May return before it ends: no array of the step may change until the returned function
-        was called.
-        """
+        """Starts a forward pass, which may last until the returned function is called; no array may change before."""
 
     def rebind(self) -> None:
         """Updates the addresses after the KV pool or the model's parameters moved."""

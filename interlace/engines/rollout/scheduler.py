@@ -171,9 +171,7 @@ class Scheduler:
         return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
     def _reserve_cells(self, sequence: SequenceState, tokens: int) -> bool:
-        """Makes room, freeing cells of ended sequences. Returns True on success, and for a preempted sequence, which
-        needs none.
-        """
+        """Makes room, freeing cells of ended sequences. Returns True on success; a preempted sequence needs no room."""
         while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
             if not self._prefixes.retained.evict():
                 return False

@@ -240,9 +240,7 @@ class ServiceEngine(LinkedServer):
             known.check(weights)
 
     def _replace(self, source: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
-        """Loads a version. If the server is lost in the meantime, it keeps its weights, and the next step reports the
-        loss.
-        """
+        """Loads a version. A server that is lost meanwhile keeps its weights, and the next step reports the loss."""
         partials = self.abort() if mode == "recompute" else ()
         try:
             self._link.load(source, version, "keep" if mode == "keep" else "recompute", probe)

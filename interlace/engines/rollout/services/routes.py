@@ -65,9 +65,8 @@ class EngineRoutes:
     async def _read_body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not secrets.compare_digest(given.encode(), self._key.encode()):
-            return {}, _make_error_response(
-                401, "engine routes need the administrator's key: `Authorization: Bearer KEY`."
-            )
+            what = "engine routes need the administrator's key: `Authorization: Bearer KEY`."
+            return {}, _make_error_response(401, what)
         try:
             body = json.loads(await request.read() or b"{}")
         except ValueError as error:
