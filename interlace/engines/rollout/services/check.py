@@ -73,10 +73,10 @@ def _resolve_addresses(url: str) -> list[object]:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        infos = socket.getaddrinfo(parts.hostname, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(f"rollout.urls: the host of {url} is unknown: {error}. Correct the address.") from None
-    return [info[4] for info in infos]
+    return [info[4][:2] for info in infos]  # an address of IPv6 has further numbers, such as its zone
 
 
 async def _find_capacity(url: str, client: EngineClient, dialect: str, wanted: WantedModel) -> ServiceCapacity:
