@@ -81,7 +81,6 @@ class Probe:
             )
 
     def close(self) -> None:
-        """Frees the cells."""
         for row in self.rows:
             self._store.free(row)
 

@@ -78,7 +78,6 @@ class RoutedModel:
     traits: list[AttentionTraits] = field(default_factory=list)
 
     def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> None:
-        """Records a layer."""
         self.modules.append(module)
         self.shapes.append(LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3]))
         self.traits.append(traits)

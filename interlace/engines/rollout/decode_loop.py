@@ -297,11 +297,9 @@ class Counters:
         self._add(forward_s=forward_s, sample_s=sample_s)
 
     def count_schedule(self, seconds: float) -> None:
-        """Counts the time of a check of the queue."""
         self._add(schedule_s=seconds)
 
     def count_drafts(self, proposed: int, accepted: int) -> None:
-        """Counts the drafts of one row."""
         self._add(draft_tokens=proposed, accepted=accepted)
 
     def read(self, scheduler: Scheduler, reused: int, attention_s: float) -> Metrics:

@@ -48,7 +48,6 @@ class KVResidence:
             self._saved.pop(row, None)
 
     def forget_computed(self) -> None:
-        """Marks all keys and values as uncomputed."""
         self._scheduler.forget_computed()
         for sequence in self._scheduler.running:  # Cells computed from this point on have one version.
             self._prefixes.announce(sequence)

@@ -88,7 +88,6 @@ def _round_up(tokens: int) -> int:
 
 
 def _agree_on_least(number: int, mesh: "DeviceMesh | None") -> int:
-    """Returns the smallest number of all ranks."""
     if mesh is None:
         return number
     from torch import distributed

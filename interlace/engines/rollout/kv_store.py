@@ -45,7 +45,6 @@ class KVPool:
         self.values = self._make_views([(layer.kv_heads, layer.value_dim) for layer in self.layers])
 
     def _make_views(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Returns one view per layer."""
         views: dict[int, Tensor] = {}
         for shape in dict.fromkeys(shapes):
             members = [number for number, own in enumerate(shapes) if own == shape]
@@ -56,12 +55,10 @@ class KVPool:
         return [views[number] for number in range(len(shapes))]
 
     def release(self) -> None:
-        """Frees the memory."""
         self.keys, self.values, self._stacks = [], [], []
 
     @property
     def num_bytes(self) -> int:
-        """Returns the allocated bytes."""
         return sum(stack.nbytes for stack in self._stacks)
 
     def copy(self, source: int, target: int, count: int) -> None:

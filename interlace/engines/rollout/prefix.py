@@ -53,7 +53,6 @@ class MarkIndex:
             self._marked.setdefault(mark, {})[holder] = None
 
     def remove(self, holder: Holder) -> None:
-        """Removes a row."""
         for mark in holder.marks:
             alike = self._marked.get(mark)
             if alike is None:  # clear() removed all marks.
@@ -70,7 +69,6 @@ class MarkIndex:
         return None
 
     def clear(self) -> None:
-        """Removes all rows."""
         self._marked.clear()
 
     def __bool__(self) -> bool:
@@ -160,7 +158,6 @@ class RetainedRows:
             self._free_row(holder)
 
     def clear(self, *, keeps_old: bool) -> None:
-        """Drops all cells. keeps_old: tokens that wait for a sample's next turn stay, for this sample alone."""
         while self._idle or (self.kept and not keeps_old):
             self.evict()
         for holder in self.kept.values():
@@ -194,7 +191,6 @@ class RetainedRows:
             self.kept[holder.owner] = holder
 
     def _free_row(self, holder: Holder) -> None:
-        """Frees the cells of an ended sequence."""
         self._let_go(holder)
         self._store.free(holder.row)
         self._spare_rows.append(holder.row)

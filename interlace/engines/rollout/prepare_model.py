@@ -110,9 +110,9 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     """Prepares a model. If its attention cannot be routed, the plain fallback serves it, which the report states."""
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
-    expected = _compute_expected(model, prompts)
+    logits = _compute_expected(model, prompts)
     reachable = min(config.longest, STORES[config.engine.kv].longest_in(config.engine.kv_tokens))
-    probes = build_length_probes(model, reachable)
+    expected = _Expected(prompts, logits, build_length_probes(model, reachable))
     notes: list[str] = []
     if config.mesh:
         share_layers(model, config.mesh)
@@ -125,12 +125,12 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
         # A model without support of the interface can fail anywhere in its code; the fallback serves it unchanged.
         fault = f"its forward pass fails through the attention interface ({type(error).__name__}: {error})"
     if fault is None:
-        serving = _serve_routed(model, routed, config, _Expected(prompts, expected, probes), notes)
+        serving = _serve_routed(model, routed, config, expected, notes)
         if serving is not None:
             return serving
         fault = notes.pop()
     restore_attention(model, original)
-    return _serve_plain(model, config, _Expected(prompts, expected, probes), fault)
+    return _serve_plain(model, config, expected, fault)
 
 
 def _compute_expected(model: PreTrainedModel, prompts: list[list[int]]) -> list[Tensor]:
@@ -147,11 +147,7 @@ def _compute_expected(model: PreTrainedModel, prompts: list[list[int]]) -> list[
 
 
 def _serve_routed(
-    model: PreTrainedModel,
-    routed: RoutedModel,
-    config: ServingConfig,
-    wanted: _Expected,
-    notes: list[str],
+    model: PreTrainedModel, routed: RoutedModel, config: ServingConfig, wanted: _Expected, notes: list[str]
 ) -> PreparedModel | None:
     """Prepares the fast path. Returns None, with the fault as last note, if its logits differ from the model's."""
     pool = KVPool(routed.shapes, config.engine.kv_tokens + _SPARE_CELLS, model.dtype, model.device)

@@ -48,7 +48,6 @@ class Scheduler:
         self._prepared: Plan | None = None
 
     def add(self, sequence: SequenceState) -> None:
-        """Queues a sequence."""
         self._prepared = None
         bisect.insort(self.waiting, sequence, key=_arrival)
 

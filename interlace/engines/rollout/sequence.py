@@ -122,7 +122,6 @@ class SequenceTable:
 
     @property
     def num_free(self) -> int:
-        """Returns the number of free rows."""
         return len(self._free)
 
     def enter(self, sequence: SequenceState) -> None:

@@ -48,7 +48,6 @@ class ActorCriticEngine(TransitionEngine):
         return actions, logprobs.sum(1)
 
     def collect_learned_metrics(self) -> Metrics:
-        """Returns means over the updates since the last call, and the temperature."""
         return super().collect_learned_metrics() | {"off_policy/temperature": self.temperature}
 
     def last_errors(self) -> FloatArray:
@@ -102,7 +101,6 @@ class ActorCriticEngine(TransitionEngine):
         return self._algorithm.td_targets(learnt.rewards, learnt.discounts, smallest, logprobs, counted), found
 
     def _update_policy(self, learnt: Learnt, noise: Tensor) -> None:
-        """Updates the policy and the temperature."""
         self.critics.requires_grad_(False)
         actions, logprobs = self.act(learnt.row, learnt.states, noise)
         found = self.critics(learnt.states, actions)

@@ -97,7 +97,6 @@ class Adapter:
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Disables the adapter inside the context."""
         self._enable_adapters(False)
         try:
             yield

@@ -50,7 +50,6 @@ class MinibatchTotals:
 
     @classmethod
     def add_up(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
-        """Adds up totals, of which some may lack sums."""
         return cls(
             count=sum(part.count for part in parts),
             sums=_combine(sum, [part.sums for part in parts]),

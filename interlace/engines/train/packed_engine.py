@@ -89,15 +89,8 @@ class PackedEngine:
         self._ranks.reshard(self.model)  # gathered parameters would not be moved
         self.model._apply(move)
 
-    def _split(self, samples: Sequence[Sample]) -> list[Sequence[int]]:
-        """Returns micro-batches as indices, padded with empty ones up to the largest number of any rank.
-
-        Samples without a response are left out.
-        """
-        return self._with_others(self._own_split(samples))
-
     def _own_split(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Returns this rank's micro-batches, as indices."""
+        """Returns this rank's micro-batches, as indices, without samples that have no response."""
         present = [index for index, sample in enumerate(samples) if _has_predictions(sample)]
         answered = [samples[index] for index in present]
         split = split_samples(answered, self._tokens_per_microbatch, padded=not self.packed.is_packed)
@@ -124,7 +117,7 @@ class PackedEngine:
         """Returns [L] for each sample: the results of `compute` for the response tokens of each micro-batch; 0 at a
         token that begins a context, which nothing predicts, and, if drawn_only, at tokens that were not drawn."""
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
-        split = self._split(samples)
+        split = self._with_others(self._own_split(samples))
         asked = [
             sample.loss_mask if drawn_only else mark_predicted(sample.segments, sample.num_prompt_tokens)
             for sample in samples
@@ -327,7 +320,6 @@ class TrainedEngine(PackedEngine, ABC):
         self._ranks.leave()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
-        """Copies the files of a Hugging Face folder."""
         weights = self.weights()
         if self._ranks.is_alone:  # with several ranks, the weights are copies already
             weights = {name: host_copy(tensor) for name, tensor in weights.items()}

@@ -326,5 +326,4 @@ class PlanQueue:
         self._plans.append(replace(plan, first=plan.make(plan.split[0])) if plan.split else plan)
 
     def take(self) -> SamplePlan:
-        """Removes and returns the earliest plan."""
         return self._plans.popleft()

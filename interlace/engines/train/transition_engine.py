@@ -142,7 +142,6 @@ class _Parts(dict[str, _Part]):
                 part.optimizer.state[parameter] = {kind: saved[f"{kind}:{name}"] for kind in kinds}
 
     def move(self, move: Move) -> None:
-        """Moves all tensors to another device."""
         for part in self.values():
             part.network._apply(move)
             for state in part.optimizer.state.values() if part.optimizer else ():
@@ -156,7 +155,6 @@ class _StateFile:
     tensors: Mapping[str, Tensor]
 
     def write(self, folder: Path) -> None:
-        """Writes the file."""
         from safetensors.torch import save_file
 
         save_file(dict(self.tensors), folder / STATE_FILE)
@@ -314,7 +312,6 @@ class TransitionEngine(TrainEngine):
         return stable_hash(name, self._seed) % 2**63
 
     def _step(self, name: str, loss: Tensor) -> None:
-        """Makes one step of a part's optimizer."""
         optimizer = self._parts[name].optimizer
         assert optimizer
         loss.backward()

@@ -57,11 +57,10 @@ class AddressKind(EngineKind):
         return None
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> RolloutEngine:
-        """Connects to one server, selected by the index of the instance."""
-        return self.connect(site.url or self.urls[site.instance], loaded, site)
+        """Connects to one server, selected by its address or the index of the instance.
 
-    def connect(self, url: str, loaded: "LoadedModel", site: EngineSite) -> RolloutEngine:
-        """Connects to the server at an address. Raises ServiceError or UserError."""
+        Raises ServiceError or UserError.
+        """
         from interlace.engines.rollout.live_weights import LiveWeights
         from interlace.engines.rollout.request_checks import Limits
         from interlace.engines.rollout.services.dialects import dialect_named
@@ -71,7 +70,8 @@ class AddressKind(EngineKind):
         from interlace.models.loading import empty_model
         from interlace.weights.saved import find_other_form
 
-        address, dialect = Address(url=url, key=self.key), dialect_named(self.config.dialect)
+        address = Address(url=site.url or self.urls[site.instance], key=self.key)
+        dialect = dialect_named(self.config.dialect)
         own_stops = end_tokens(loaded)
         link = ServerLink(lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops), self.config)
         capacity = link.open()

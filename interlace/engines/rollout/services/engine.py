@@ -61,7 +61,6 @@ class LinkedServer:
         self._folders = VersionFolders()
 
     def interrupt(self) -> None:
-        """Ends the current wait of step(), or the next one."""
         self._link.inbox.interrupt()
 
     def release(self, owners: Sequence[SampleKey]) -> None:

@@ -107,12 +107,10 @@ class ServerLink:
 
     @property
     def lost(self) -> str:
-        """Reason why the server counts as lost; empty while it does not."""
         return self.inbox.lost
 
     @property
     def name(self) -> str:
-        """Returns the address of the server."""
         return self._client.name if self._client else "a server"
 
     def open(self) -> ServiceCapacity:
@@ -195,7 +193,6 @@ class ServerLink:
         return self._wait_for_result(run())
 
     def change_sleep(self, *, sleeps: bool) -> None:
-        """Sends the server to sleep, or wakes it."""
         self.call(lambda client: _change_sleep(client, self._process, sleeps=sleeps))
 
     def load(self, source: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
@@ -226,7 +223,6 @@ class ServerLink:
             raise ServiceError(self.lost)
 
     def lose(self, reason: str) -> None:
-        """Records that the server counts as lost; the first reason is kept."""
         self._loop.loop.call_soon_threadsafe(self._cancel_work, reason)
         self.inbox.lose(reason)
 

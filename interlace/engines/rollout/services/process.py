@@ -163,7 +163,6 @@ class ServerProcess:
         return process
 
     def remove_files(self) -> None:
-        """Removes the server's folder and its record."""
         self.lease.record.unlink(missing_ok=True)
         shutil.rmtree(self.lease.folder, ignore_errors=True)
 

@@ -28,7 +28,6 @@ class EngineRoutes:
         self._engine, self._key = engine, key
 
     def add_to(self, app: "web.Application") -> None:
-        """Registers the routes."""
         answers: dict[str, Answer] = {
             "score": self._answer_score,
             "abort": self._answer_abort,

@@ -23,7 +23,6 @@ class InterlaceClient(HttpClient):
     """EngineClient of `interlace serve`. A call sends its requests in one message and gets their deltas in a stream."""
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
-        """See EngineClient."""
         arrival = asyncio.Event()
         with self._note_arrivals({request.id: arrival for request in requests}):
             await self._stream_requests(requests, on_delta, arrival)
