@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from interlace.core.types import FinishReason, Metrics
+from interlace.core.types import FinishReason, Inputs, Metrics
 from interlace.engines.cpu import kernels
 from interlace.engines.cpu.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.attention import KernelAttention
 from interlace.engines.rollout.config import NativeConfig
-from interlace.engines.rollout.given_inputs import InputEmbedder
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.prepare_model import PreparedModel
-from interlace.engines.rollout.runner import StepTokens
+from interlace.engines.rollout.runner import Given, StepTokens
 from interlace.engines.rollout.sampling import (
     Draw,
     FloatRows,
@@ -35,13 +35,16 @@ from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
 from interlace.engines.rollout.speculative import Speculator
 from interlace.models.action_head import head_of
-from interlace.models.inputs import input_embedding
+from interlace.models.inputs import InputEmbedding, input_embedding
 from interlace.models.loading import count_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NO_ROWS = np.zeros(0, np.int64)
+BLOCK = 16
+"""Observations embedded in one call. Smaller batches are padded to this number: all calls have one shape, so the other
+observations of a call do not change the bits of a row."""
 MAX_LOOK_S = 10e-3
 """Limit within which all steps between two checks of the queue begin; a caller that cannot wait interrupts."""
 Serving: TypeAlias = Callable[[int | None], AbstractContextManager[int]]
@@ -318,3 +321,48 @@ class Counters:
     def _add(self, **counts: float) -> None:
         for name, count in counts.items():
             self._totals[name] += count
+
+
+class InputEmbedder:
+    """Embeddings of the placeholder tokens of a pass, computed with the current weights."""
+
+    def __init__(self, model: PreTrainedModel, reads: InputEmbedding, table: SequenceTable) -> None:
+        self._model, self._reads, self._table = model, reads, table
+
+    def given(self, rows: Int64Array, positions: Int64Array, token_ids: Int64Array) -> Given | None:
+        """Returns the embeddings of a pass's placeholders; None if there are none. rows, positions, token_ids [T]."""
+        places = np.flatnonzero(token_ids == self._reads.placeholder)
+        inputs = {int(row): self._table.occupant(int(row)).request.inputs for row in np.unique(rows[places])}
+        places = places[[inputs[int(row)] is not None for row in rows[places]]] if len(places) else places
+        if not len(places):
+            return None
+        present = {row: arrays for row, arrays in inputs.items() if arrays is not None}
+        names = next(iter(present.values()))
+        vectors = embed_in_blocks(
+            self._model, {name: np.concatenate([arrays[name] for arrays in present.values()]) for name in names}
+        )
+        first, begins = 0, {}
+        for row, arrays in present.items():
+            begins[row] = first
+            first += self._reads.per_observation * len(next(iter(arrays.values())))
+        chosen = []
+        for row, position in zip(rows[places].tolist(), positions[places].tolist(), strict=True):
+            earlier = np.count_nonzero(self._table.token_ids[row, :position] == self._reads.placeholder)
+            chosen.append(begins[row] + int(earlier))
+        return Given(places, vectors[chosen])
+
+
+@torch.inference_mode()
+def embed_in_blocks(model: PreTrainedModel, arrays: Inputs) -> Tensor:
+    """Computes the embeddings [N x placeholders per observation, hidden] of N observations."""
+    count = len(next(iter(arrays.values())))
+    padded = {
+        name: torch.from_numpy(np.pad(array, ((0, -count % BLOCK), *[(0, 0)] * (array.ndim - 1)))).to(model.device)
+        for name, array in arrays.items()
+    }
+    body: Any = model.base_model  # transformers' stub lacks embed_inputs
+    blocks = [
+        body.embed_inputs({name: tensor[start : start + BLOCK] for name, tensor in padded.items()})
+        for start in range(0, count, BLOCK)
+    ]
+    return torch.cat(blocks)[:count].flatten(0, 1)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -180,10 +179,13 @@ class HostedEngine:
             if not left and not done.done():
                 done.set_result(None)
 
-        tickets = [
-            HostedRequest(request, partial(loop.call_soon_threadsafe, deliver, request.id), len(request.generated_ids))
-            for request in requests
-        ]
+        def make_ticket(request: Request) -> HostedRequest:
+            def send(delta: Delta) -> None:
+                loop.call_soon_threadsafe(deliver, request.id, delta)
+
+            return HostedRequest(request, send, len(request.generated_ids))
+
+        tickets = [make_ticket(request) for request in requests]
         try:
             await self._call_function(lambda: self._requests.begin(tickets))
             await done

@@ -19,13 +19,7 @@ from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.services.inbox import DeltaInbox
 from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import ServerProcess
-from interlace.engines.rollout.services.protocol import (
-    Delta,
-    EngineClient,
-    LoadMode,
-    ServiceCapacity,
-    ServiceError,
-)
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode, ServiceCapacity, ServiceError
 from interlace.engines.rollout.services.readiness import (
     check_probe,
     describe_error,

@@ -132,13 +132,11 @@ class EngineRoutes:
         await self._engine.load(source, version, mode)
         return {"version": body["version"]}
 
-    async def _answer_health(self, body: Mapping[str, JSON]) -> JSON:
-        del body
+    async def _answer_health(self, _: Mapping[str, JSON]) -> JSON:
         health = await self._engine.health()
         return {"version": health.version, "is_paused": health.is_paused}
 
-    async def _capacity(self, body: Mapping[str, JSON]) -> JSON:
-        del body
+    async def _capacity(self, _: Mapping[str, JSON]) -> JSON:
         return write_capacity(await self._engine.capacity())
 
 
