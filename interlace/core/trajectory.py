@@ -1,8 +1,10 @@
 """The tree of a sample's segments, whose root is the prompt."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interlace.core.types import PROMPT, BoolArray, Segment
 
@@ -65,3 +67,10 @@ def _check_parent(parent: int, place: int) -> int:
             "begins"
         )
     return parent
+
+
+def count_common(one: NDArray[np.integer[Any]], other: NDArray[np.integer[Any]]) -> int:
+    """Counts the common tokens at the beginning of both."""
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[:size] != other[:size])
+    return int(differing[0]) if len(differing) else size

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from interlace.core.trajectory import count_common
 from interlace.core.types import Metrics, Request, Response, SampleKey
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.engine_jobs import Job
-from interlace.rollouts.turns import count_common
 from interlace.schedule.routing import KeptContext
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.runs import Runs
-from interlace.core.trajectory import branches
+from interlace.core.trajectory import branches, count_common
 from interlace.core.types import (
     FINAL,
     NO_VERSIONS,
@@ -81,13 +81,6 @@ def _count_episode(turns: Sequence[Turn], segments: Sequence[Segment], tools: Se
         tool_s=tuple(use.seconds for use in tools),
         tool_turns=tuple(use.turn for use in tools),
     )
-
-
-def count_common(one: IntArray, other: IntArray) -> int:
-    """Counts the common tokens at the beginning of both."""
-    size = min(len(one), len(other))
-    differing = np.flatnonzero(one[:size] != other[:size])
-    return int(differing[0]) if len(differing) else size
 
 
 def segments_of(

@@ -11,6 +11,7 @@ from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.recovery import RestartBudget
+from interlace.engines.rollout.config import KVNeeds
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
@@ -140,9 +141,11 @@ def rollout_source(sources: ModelSources, memory: RunMemory) -> EngineSource:
         model=sources.initial if adds_adapters else sources.policy,
         adapter=sources.adapter if adds_adapters else None,
         logs=sources.logs,
-        longest=memory.loads.longest,
-        reserved_bytes=reserved_bytes(memory.workers),
-        copied_bytes=count_copied_bytes(recipe, memory.loads),
+        kv_needs=KVNeeds(
+            longest=memory.loads.longest,
+            reserved_bytes=reserved_bytes(memory.workers),
+            copied_bytes=count_copied_bytes(recipe, memory.loads),
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
+from interlace.engines.rollout.config import KVNeeds
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.train.config import TrainConfig
@@ -39,7 +40,7 @@ async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None 
 
     context = context_length(empty_model(recipe.model).config)
     longest = create_kind(recipe.rollout).longest_sequence(context)
-    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap, longest=longest)
+    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap, kv_needs=KVNeeds(longest=longest))
     worker = wrap_engine(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await launch_instances(cluster, recipe, role_named("rollout"), worker, 0))
 

@@ -15,7 +15,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
-from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.config import KVNeeds, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services.dialects import dialect_named
 from interlace.engines.rollout.services.http import Address
@@ -232,7 +232,6 @@ def open_recipe(recipe: Recipe, *, device: str | None = None) -> EngineLM:
     device: as torch names it. If None, a GPU if the recipe's cluster has one, else the CPU.
     """
     from interlace.engines.rollout.engine import NativeEngine
-    from interlace.engines.rollout.kv_size import KVNeeds
     from interlace.engines.rollout.services.hosted import HostedEngine
     from interlace.engines.train.place import useful_threads
 

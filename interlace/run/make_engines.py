@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from interlace.algorithms.replayed import ReplayedAlgorithm
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
+from interlace.engines.rollout.config import KVNeeds
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.engines.train.place import join_ranks, torch_device, torch_name
@@ -53,12 +54,7 @@ class EngineSource:
     """Address of the server that an engine is, for one that joins a run."""
     wrap: Wrap | None = None
     """Replaces the engine by another, in this process."""
-    longest: int = 1
-    """Tokens of the longest sequence that an engine must hold."""
-    reserved_bytes: int = 0
-    """Bytes of an engine's devices that other workers need."""
-    copied_bytes: int = 0
-    """Bytes of weights that an engine keeps in addition, in eight bits or without an adapter."""
+    kv_needs: KVNeeds = KVNeeds()
 
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
@@ -75,9 +71,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         instance=int(context.group.rpartition("/")[2]),
         detaches=recipe.cluster.is_ray,
         url=source.url,
-        longest=source.longest,
-        reserved_bytes=source.reserved_bytes,
-        copied_bytes=source.copied_bytes,
+        kv_needs=source.kv_needs,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
     if source.wrap:

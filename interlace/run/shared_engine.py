@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.config import NativeConfig, ServedConfig
 from interlace.engines.rollout.protocol import RolloutEngine
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster
@@ -37,9 +37,9 @@ class SharedEngine:
     def wrap(self, engine: RolloutEngine, recipe: Recipe) -> RolloutEngine:
         """Returns an engine for the sessions that shares the given engine with the routes."""
         from interlace.engines.rollout.engine import NativeEngine
-        from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
+        from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
         from interlace.engines.rollout.services.hosted import HostedEngine
-        from interlace.engines.rollout.services.link import LinkSettings, ServerLink
+        from interlace.engines.rollout.services.link import ServerLink
         from interlace.engines.rollout.services.protocol import ServiceCapacity
 
         assert isinstance(engine, NativeEngine)
@@ -53,16 +53,13 @@ class SharedEngine:
             seed=recipe.seed,
         )
         hosted = self.hosted = HostedEngine(engine, capacity)
-        settings = LinkSettings(
-            heartbeat_s=FOREVER_S, patience_s=FOREVER_S, progress_s=FOREVER_S, start_s=FOREVER_S, probe_gap=FOREVER_S
-        )
+        settings = ServedConfig(
+            heartbeat_s=FOREVER_S, health_timeout_s=FOREVER_S, progress_s=FOREVER_S, start_s=FOREVER_S,
+            probe_gap=FOREVER_S,
+        )  # fmt: skip
         link = ServerLink(lambda: hosted, settings)
         link.open()
-        report = engine.report()
-        traits = ServiceTraits(
-            name=report.attention, invariant=report.invariant, reason=report.reason, notes=report.notes
-        )
-        return ServiceEngine(link, ServedModel(limits=limits, memory=engine.memory()), traits)
+        return ServiceEngine(link, ServedModel(limits=limits, memory=engine.memory()), engine.report())
 
     async def onload(self) -> None:
         """Loads the engine onto its device. Requests at the routes hold no device, so that nothing else loads it."""

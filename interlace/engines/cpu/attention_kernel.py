@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from interlace.core.trajectory import count_common
 from interlace.engines.cpu.compiled import KernelsUnavailable, load_library
 
 if TYPE_CHECKING:
@@ -61,9 +62,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def is_available() -> bool:
-    """Returns True if the kernel can be called. If there is no compiler, torch's attention replaces it. Called per
-    batch.
-    """
+    """Returns True if the kernel can be called; without a compiler, torch's attention replaces it."""
     try:
         load()
     except KernelsUnavailable:
@@ -98,7 +97,7 @@ class PackedSequences:
             before, own = ordered[n - 1], ordered[n]
             if own[0] != before[0]:
                 parts.append(n)
-            known.append(_num_alike(before, own))
+            known.append(count_common(before, own))
         return cls(
             parts=np.array([*parts, len(ordered)], np.int64),
             starts=np.cumsum([0, *map(len, ordered)], dtype=np.int64),
@@ -172,13 +171,6 @@ class _Attention(torch.autograd.Function):
         found = {"query_grad": query_grad, "key_grad": key_grad, "value_grad": value_grad}
         call.run("attend_backward", normalizers, {**rows, **found})
         return query_grad, key_grad, value_grad, None
-
-
-def _num_alike(one: Places, other: Places) -> int:
-    """Counts the leading positions that are equal."""
-    shorter = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differs[0]) if len(differs) else shorter
 
 
 def _make_dense(rows: Tensor) -> Tensor:

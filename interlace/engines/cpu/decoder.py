@@ -6,7 +6,7 @@ an update in place reaches both. After a replacement of parameters, rebind() mus
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 
 from interlace.engines.cpu import kernels
 from interlace.engines.cpu.int8 import QuantizedWeights
-from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
+from interlace.engines.rollout.attention import AttentionTraits, KernelAttention, RoutedModel
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.model_setup import RoutedModel
-from interlace.engines.rollout.runner import Given, Logits, embed_tokens
+from interlace.engines.rollout.runner import Logits, StepTokens, embed_tokens
 from interlace.engines.rollout.sequence import SequenceTable
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -109,15 +108,6 @@ class DecodeResult(NamedTuple):
     """Number of sampled tokens."""
 
 
-class _Tokens(NamedTuple):
-    """Tokens of one thread's pass; see Runner.start."""
-
-    token_ids: Int64Array
-    rows: Int64Array
-    positions: Int64Array
-    wanted: Int64Array
-
-
 class _Buffers:
     """Working memory of one thread."""
 
@@ -159,9 +149,7 @@ class DecoderRunner:
         *,
         in_eight_bits: bool = False,
     ) -> None:
-        """longest: length limit of a sequence, in tokens. in_eight_bits: run the products on int8 copies of the
-        weights, which each rebind creates.
-        """
+        """longest: limit of a sequence, in tokens. in_eight_bits: multiply by int8 weights, which each rebind makes."""
         self.name, self.dtype = "c++ decoder", model.dtype
         self.in_eight_bits = in_eight_bits
         if in_eight_bits:
@@ -185,7 +173,6 @@ class DecoderRunner:
         self._decoder.drawn_vocab = min(self._decoder.vocab, num_ids)
 
     def rebind(self) -> None:
-        """See Runner."""
         if not self._attention.pool.keys:  # The pool is released; rebind() is called again after its return.
             return
         layers = list(self._model.get_submodule("model.layers").children())
@@ -210,7 +197,6 @@ class DecoderRunner:
 
     @property
     def binding(self) -> object:
-        """See Runner."""
         return self._layers, self._eight, self._decoder
 
     @binding.setter
@@ -223,15 +209,9 @@ class DecoderRunner:
             yield [layer.get_parameter(_WEIGHTS[name]) for name in PRODUCTS]
         yield [self._model.get_parameter("lm_head.weight")]
 
-    def start(
-        self,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        given: Given | None = None,
-    ) -> Logits:
-        """See Runner. With one thread the pass is complete when this returns."""
+    def start(self, step: StepTokens) -> Logits:
+        """With one thread the pass is complete when this returns."""
+        token_ids, rows, positions, wanted, given = step
         self._reserve_logits(len(wanted))
         decoder, table = self._decoder, None
         if given is not None:  # A separate table of embeddings, with one row per token of the pass.
@@ -244,9 +224,14 @@ class DecoderRunner:
 
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
-            logits = self._logits[mine.start :]
-            step = _Tokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
-            self._run(number, decoder, step, logits)
+            places, own_wanted = positions[part], wanted[mine] - part.start
+            buffers = self._buffers_for(number, len(places), self._logits[mine.start :])
+            buffers.tokens.position = places.ctypes.data
+            self._attention.describe(buffers.tokens, rows[part])
+            self._attention.library.decode(
+                ctypes.byref(decoder), ctypes.byref(buffers.tokens), token_ids[part].ctypes.data,
+                own_wanted.ctypes.data, len(own_wanted), ctypes.byref(buffers.arguments),
+            )  # fmt: skip
 
         def finish(_: Tensor | None = table) -> Tensor:  # The default argument keeps the table alive during the pass.
             for run_elsewhere in running:
@@ -254,9 +239,7 @@ class DecoderRunner:
             self._list_used_buffers(len(parts))
             return self._logits
 
-        running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
-        if not running:
-            run(0)
+        running = self._start_threads(run, len(parts))
         return finish
 
     def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: StopRule) -> DecodeResult:
@@ -280,7 +263,8 @@ class DecoderRunner:
                 ctypes.byref(call), ctypes.byref(buffers.arguments),
             )  # fmt: skip
 
-        self._on_threads(run, len(parts))
+        for running in self._start_threads(run, len(parts)):
+            running.result()
         spent = self._list_used_buffers(len(parts))
         found = [
             begin + place
@@ -294,13 +278,12 @@ class DecoderRunner:
             sum([one.num_drawn for one in spent]),
         )
 
-    def _on_threads(self, run: Callable[[int], None], count: int) -> None:
-        """Runs each number below `count` on a thread; without threads, `count` is 1."""
+    def _start_threads(self, run: Callable[[int], None], count: int) -> list[Future[None]]:
+        """Starts each number below `count` on a thread. Without threads, runs 0, because `count` is 1."""
         if self._threads is None:
             run(0)
-            return
-        for running in [self._threads.submit(run, number) for number in range(count)]:
-            running.result()
+            return []
+        return [self._threads.submit(run, number) for number in range(count)]
 
     def _list_used_buffers(self, parts: int) -> list[kernels.Buffers]:
         """Returns the buffers in which each of `parts` threads reported its last call.
@@ -332,16 +315,6 @@ class DecoderRunner:
         ideal = np.arange(1, threads) * count / threads
         cuts = starts[np.abs(starts[:, None] - ideal).argmin(0)]
         return np.unique(np.r_[0, cuts, count]).tolist()
-
-    def _run(self, number: int, decoder: kernels.Decoder, step: "_Tokens", logits: Tensor) -> None:
-        """Runs the tokens of one thread."""
-        buffers = self._buffers_for(number, len(step.rows), logits)
-        buffers.tokens.position = step.positions.ctypes.data
-        self._attention.describe(buffers.tokens, step.rows)
-        self._attention.library.decode(
-            ctypes.byref(decoder), ctypes.byref(buffers.tokens), step.token_ids.ctypes.data, step.wanted.ctypes.data,
-            len(step.wanted), ctypes.byref(buffers.arguments),
-        )  # fmt: skip
 
     def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:
         """Returns buffers of a thread that are large enough, with the address of its logits."""

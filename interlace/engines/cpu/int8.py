@@ -34,10 +34,6 @@ class QuantizedWeights:
         """Returns the address of the kernels' array of structures, in order of the weights."""
         return ctypes.addressof(self._views)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensors in self._held for tensor in tensors)
-
 
 @torch.no_grad()
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.random import keyed_random
 from interlace.engines.rollout.attention import INTERFACE, AttentionTraits
 from interlace.engines.rollout.kv_store import KVStore
-from interlace.engines.rollout.runner import Runner
+from interlace.engines.rollout.runner import Runner, StepTokens
 
 Run = tuple[int, Sequence[int], int]
 """Row, tokens to run, position of the first."""
@@ -43,9 +43,7 @@ def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -
 
 
 def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -> str | None:
-    """Returns the reason why the calls of the attention interface cannot be all of the model's attention; None if they
-    can.
-    """
+    """Returns the reason why the calls of the attention interface cannot be all of the model's attention, or None."""
     text = config.get_text_config()
     if getattr(text, "is_causal", True) is False:
         return "its tokens attend in both directions"
@@ -83,7 +81,6 @@ class Probe:
             )
 
     def close(self) -> None:
-        """Frees the cells."""
         for row in self.rows:
             self._store.free(row)
 
@@ -93,7 +90,7 @@ class Probe:
         tokens = np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in runs])
         rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids, _ in runs])
         positions = np.concatenate([np.arange(start, start + len(ids)) for _, ids, start in runs])
-        logits = self._runner.start(tokens, rows, positions, np.arange(len(tokens)))
+        logits = self._runner.start(StepTokens(tokens, rows, positions, np.arange(len(tokens))))
         return logits()[: len(tokens)].float().clone()
 
     def length_fault(self, prompt: Sequence[int], expected: Tensor, at: int) -> str | None:
@@ -129,9 +126,7 @@ class Probe:
         return None if worst <= tolerance else f"its log-probs differ from the model's own by {worst:.2g}"
 
     def invariance_fault(self, prompt: Sequence[int]) -> str | None:
-        """Runs one token after the same prefix in batches with other rows. Returns None if its logits have equal bits
-        each time.
-        """
+        """Runs one token after a prefix together with other rows. Returns None if its bits are equal each time."""
         last = len(prompt) - 1
         target: Run = (0, prompt[last:], last)
         expected = self.run((0, prompt, 0))[-1]

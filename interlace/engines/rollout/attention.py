@@ -4,16 +4,17 @@ transformers calls one registered function for every layer of every model. An at
 engine, so any number of engines and training models can share a process.
 """
 
+import copy
 import ctypes
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from interlace.engines.cpu import kernels
 from interlace.engines.rollout.kv_store import Int64Array, KVPool, KVStore, LayerShape
@@ -21,6 +22,8 @@ from interlace.engines.rollout.kv_store import Int64Array, KVPool, KVStore, Laye
 INTERFACE = "interlace_rollout"
 MAX_MASKED = 2**24
 """Pairs of a token and a key in one call of shared rows: their distances fill 128 MiB."""
+EXPERT_BYTES = 1 << 28
+"""Limit of the copies of expert weights in a mixture's layer, in bytes; one token's copies may take more."""
 _BINDING = "_interlace_rollout_layer"
 
 
@@ -46,15 +49,12 @@ class AttentionBackend(Protocol):
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
         """Begins a step. rows, positions: [T] of the step's tokens; the tokens of a row are adjacent and in order."""
-        ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
-        """Computes attention of query [T, heads, key dim] over key and value [T, kv heads, dim] (strided) and earlier
-        tokens.
+        """Attends from query [T, heads, key dim] to key and value [T, kv heads, dim] (strided) and to earlier tokens.
 
         Returns [T, heads, value dim].
         """
-        ...
 
 
 class AttentionHub:
@@ -62,26 +62,25 @@ class AttentionHub:
 
     def __init__(self) -> None:
         self.backend: AttentionBackend | None = None
-        self.recorder: LayerRecorder | None = None
+        self.recorder: RoutedModel | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "AttentionHub":
         return AttentionHub()
 
 
-class LayerRecorder:
-    """Recorder of the modules that attend in one forward pass without KV cache, and of their shapes."""
+@dataclass(frozen=True, slots=True)
+class RoutedModel:
+    """Attention layers of a model in order of execution, as recorded in one forward pass without KV cache."""
 
-    def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
-        self.shapes: list[LayerShape] = []
-        self.traits: list[AttentionTraits] = []
+    hub: AttentionHub
+    modules: list[nn.Module] = field(default_factory=list)
+    shapes: list[LayerShape] = field(default_factory=list)
+    traits: list[AttentionTraits] = field(default_factory=list)
 
-    def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> int:
-        """Records a layer and returns its number."""
+    def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> None:
         self.modules.append(module)
         self.shapes.append(LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3]))
         self.traits.append(traits)
-        return len(self.modules) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +129,64 @@ def rollout_attention(  # house: transformers defines the signature
     return binding.hub.backend.attend(binding.layer, q, k, v, traits)[None], None
 
 
-def register() -> None:
-    """Registers the name with transformers. It is absent from the mask interface, so no mask is built."""
-    AttentionInterface.register(INTERFACE, rollout_attention)
+def own_config(model: PreTrainedModel) -> None:
+    """Gives the model's modules a separate copy of their config.
+
+    The attention implementation is a field of the config; another model built from the same config object (the trained
+    one) must keep its implementation.
+    """
+    memo: dict[int, object] = {}
+    copy.deepcopy(model.config, memo)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PretrainedConfig) and id(config) in memo:
+            module.config = memo[id(config)]  # type: ignore[assignment]
+
+
+def route_attention(model: PreTrainedModel) -> RoutedModel:
+    """Switches the model to the engine's attention function and records the modules that call it."""
+    AttentionInterface.register(INTERFACE, rollout_attention)  # absent from the mask interface, so no mask is built
+    own_config(model)
+    model.set_attn_implementation(INTERFACE)
+    # On a GPU, transformers' own products of experts stay: copies of each token's experts would fill the memory.
+    if model.device.type == "cpu" and model._can_set_experts_implementation():
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+        ALL_EXPERTS_FUNCTIONS.register(INTERFACE, _run_experts)
+        model.set_experts_implementation(INTERFACE)
+    hub = AttentionHub()
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            bind(module, hub, -1)
+    routed = hub.recorder = RoutedModel(hub)
+    tokens = torch.zeros(1, 4, dtype=torch.int64, device=model.device)
+    positions = torch.arange(4, device=model.device)[None]
+    with torch.inference_mode():
+        model(input_ids=tokens, position_ids=positions, use_cache=False)
+    hub.recorder = None
+    for layer, module in enumerate(routed.modules):
+        bind(module, hub, layer)
+    return routed
+
+
+def _run_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Implements transformers' interface of experts by a product with copies of each token's experts.
+
+    So the bits of a token do not depend on the other tokens of its experts. The tokens run in groups whose copies fit
+    into EXPERT_BYTES.
+    """
+    from transformers.integrations.moe import batched_mm_experts_forward
+
+    expert_bytes = max(weight.nbytes // weight.shape[0] for weight in module.parameters(recurse=False))
+    most = max(1, EXPERT_BYTES // (expert_bytes * top_k_index.shape[1]))
+    groups = zip(*(each.split(most) for each in (hidden_states, top_k_index, top_k_weights)), strict=True)
+    return torch.cat([batched_mm_experts_forward(module, *group) for group in groups])
+
+
+def restore_attention(model: PreTrainedModel, implementation: str) -> None:
+    """Undoes route_attention."""
+    if model.config._attn_implementation != implementation:
+        model.set_attn_implementation(implementation)
 
 
 class KernelAttention:

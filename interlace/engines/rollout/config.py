@@ -1,7 +1,6 @@
-"""Settings of rollout engines, the section `rollout` of a recipe: for all engines and for each kind. Imports no
-torch.
-"""
+"""Settings of rollout engines, the section `rollout` of a recipe, for all engines and for each kind; without torch."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -71,6 +70,18 @@ class NativeConfig(SpanningConfig):
     compiled model rounds in other places than the trained one, within the gap that the engine accepts."""
     compile_kernels: bool = True
     """Replaces torch operations by C++ kernels if a compiler exists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVNeeds:
+    """Facts about a run that determine the size of its engines' KV caches."""
+
+    longest: int = 1
+    """Tokens of the longest sequence of the run."""
+    reserved_bytes: int = 0
+    """Bytes of an engine's devices that other workers need."""
+    copied_bytes: int = 0
+    """Bytes of weights that an engine keeps in addition, in eight bits or without an adapter."""
 
 
 class ServiceConfig(EngineConfig):

@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from interlace.core.types import FinishReason, Metrics
+from interlace.core.types import FinishReason, Inputs, Metrics
 from interlace.engines.cpu import kernels
 from interlace.engines.cpu.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.agreement import Agreement
+from interlace.engines.rollout.attention import KernelAttention
 from interlace.engines.rollout.config import NativeConfig
-from interlace.engines.rollout.given_inputs import InputEmbedder
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.prepare_model import PreparedModel
+from interlace.engines.rollout.runner import Given, StepTokens
 from interlace.engines.rollout.sampling import (
     Draw,
     FloatRows,
@@ -33,12 +35,16 @@ from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
 from interlace.engines.rollout.speculative import Speculator
 from interlace.models.action_head import head_of
+from interlace.models.inputs import InputEmbedding, input_embedding
 from interlace.models.loading import count_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NO_ROWS = np.zeros(0, np.int64)
+BLOCK = 16
+"""Observations embedded in one call. Smaller batches are padded to this number: all calls have one shape, so the other
+observations of a call do not change the bits of a row."""
 MAX_LOOK_S = 10e-3
 """Limit within which all steps between two checks of the queue begin; a caller that cannot wait interrupts."""
 Serving: TypeAlias = Callable[[int | None], AbstractContextManager[int]]
@@ -74,10 +80,13 @@ class DecodeLoop:
         """tokenizer: for stop strings."""
         self._agreement = agreement
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
-        self._embedder = InputEmbedder(serving.model, table)
+        reads = input_embedding(serving.model.config)
+        self._embedder = None if reads is None else InputEmbedder(serving.model, reads, table)
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
         own = head_of(serving.model)
-        self._sampler: PlainSampler = own or (KernelSampler() if serving.compiled else TorchSampler())
+        self._sampler: PlainSampler = own or (
+            KernelSampler() if isinstance(serving.attention, KernelAttention) else TorchSampler()
+        )
         most = config.draft_tokens if serving.attention is not None else 0
         self._speculator = Speculator(table, most=most, below=config.draft_below)
         self.num_drawable = None if own or tokenizer is None else count_ids(tokenizer)
@@ -106,7 +115,7 @@ class DecodeLoop:
         if self._speculator.has_guessed:
             self._scheduler.drop_plan()
         plan = self._scheduler.schedule(min(most, self._steps_per_schedule))
-        self.counters.schedule_s += time.perf_counter() - start
+        self.counters.count_schedule(time.perf_counter() - start)
         drawn = 0
         for version, part in self._by_version(plan) if several else ((None, plan),):
             with serving(version) as self._version:
@@ -154,8 +163,9 @@ class DecodeLoop:
             wanted = np.flatnonzero(positions >= last)
             sampled = rows[wanted]
         token_ids = table.token_ids[rows, positions]
-        given = self._embedder.given(rows, positions, token_ids) if table.num_with_inputs else None
-        logits = self._runner.start(token_ids, rows, positions, wanted, given)
+        embedder = self._embedder if table.num_with_inputs else None
+        given = None if embedder is None else embedder.given(rows, positions, token_ids)
+        logits = self._runner.start(StepTokens(token_ids, rows, positions, wanted, given))
         # During the pass, do all work that does not depend on its tokens.
         places = positions[wanted] + 1
         tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)
@@ -195,9 +205,7 @@ class DecodeLoop:
         return made.num_drawn
 
     def _sample_tokens(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
-        """Samples the tokens at `places` and keeps those whose predecessors were guessed right. Returns the number
-        kept.
-        """
+        """Samples the tokens at `places` and keeps those after right guesses. Returns their number."""
         table, rows = self._table, wanted.rows
         tokens, logprobs = draw(logits[:, : self.num_drawable], wanted, table, self._sampler)
         at_once = table.at_once[rows]
@@ -260,7 +268,7 @@ class DecodeLoop:
 
     def _stops_on_text(self, row: int) -> bool:
         """Returns True if the decoded end of a row's response contains one of its stop strings."""
-        table, stops = self._table, self._table.params(row).stop
+        table, stops = self._table, self._table.occupant(row).request.params.stop
         if not stops or self._tokenizer is None:
             return False
         response = table.token_ids[row, table.num_prompt[row] : table.num_tokens[row]]
@@ -277,54 +285,84 @@ def ends_with_text(
 
 
 class Counters:
-    """Sums since the last read."""
+    """Counts of tokens, passes and seconds, read as sums since the last read."""
 
     def __init__(self) -> None:
-        self.schedule_s = 0.0
-        self._prepared = 0
-        self._reset_counts(0.0, 0, 0)
+        names = ("num_steps", "decode_tokens", "prefill_tokens", "draft_tokens", "accepted")
+        self._totals = dict.fromkeys((*names, "schedule_s", "forward_s", "sample_s"), 0.0)
+        self._before: dict[str, float] = {}
+        """Totals at the last read."""
+        self._read_s = time.perf_counter()
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
         """Counts run and sampled tokens, and the time spent."""
-        self._steps += steps
-        self._sampled += sampled
-        self._prefilled += tokens - sampled
-        self._forward_s += forward_s
-        self._sample_s += sample_s
+        self._add(num_steps=steps, decode_tokens=sampled, prefill_tokens=tokens - sampled)
+        self._add(forward_s=forward_s, sample_s=sample_s)
+
+    def count_schedule(self, seconds: float) -> None:
+        self._add(schedule_s=seconds)
 
     def count_drafts(self, proposed: int, accepted: int) -> None:
-        """Counts the drafts of one row."""
-        self._drafts += proposed
-        self._accepted += accepted
+        self._add(draft_tokens=proposed, accepted=accepted)
 
     def read(self, scheduler: Scheduler, reused: int, attention_s: float) -> Metrics:
         """Returns rates and sums since the last call. attention_s, reused: totals since the engine's start."""
-        elapsed = max(time.perf_counter() - self._since, 1e-9)
-        metrics = {
-            "num_running": float(len(scheduler.running)),
-            "num_waiting": float(len(scheduler.waiting)),
-            "num_steps": float(self._steps),
-            "decode_tokens": float(self._sampled),
-            "prefill_tokens": float(self._prefilled),
-            "decode_tokens_per_s": self._sampled / elapsed,
-            "prefill_tokens_per_s": self._prefilled / elapsed,
-            "num_preemptions": float(scheduler.num_preemptions - self._preemptions),
-            "planned_ahead": float(scheduler.num_prepared - self._prepared),
-            "reused_tokens": float(reused - self._reused),
-            "draft_tokens": float(self._drafts),
-            "draft_acceptance": self._accepted / max(self._drafts, 1),
-            "schedule_s": self.schedule_s,
-            "forward_s": self._forward_s,
-            "attention_s": attention_s - self._attention_s,
-            "sample_s": self._sample_s,
-        }
-        self._prepared = scheduler.num_prepared
-        self._reset_counts(attention_s, scheduler.num_preemptions, reused)
-        return metrics
+        totals = self._totals | {"num_preemptions": scheduler.num_preemptions, "planned_ahead": scheduler.num_prepared}
+        totals |= {"reused_tokens": reused, "attention_s": attention_s}
+        sums = {name: float(total - self._before.get(name, 0.0)) for name, total in totals.items()}
+        elapsed = max(time.perf_counter() - self._read_s, 1e-9)
+        self._before, self._read_s = totals, time.perf_counter()
+        rates = {f"{name}_per_s": sums[name] / elapsed for name in ("decode_tokens", "prefill_tokens")}
+        rates["draft_acceptance"] = sums.pop("accepted") / max(sums["draft_tokens"], 1)
+        return (
+            {"num_running": float(len(scheduler.running)), "num_waiting": float(len(scheduler.waiting))} | sums | rates
+        )
 
-    def _reset_counts(self, attention_s: float, preemptions: int, reused: int) -> None:
-        self._since = time.perf_counter()
-        self._steps = self._sampled = self._prefilled = 0
-        self.schedule_s = self._forward_s = self._sample_s = 0.0
-        self._attention_s, self._preemptions, self._reused = attention_s, preemptions, reused
-        self._drafts = self._accepted = 0
+    def _add(self, **counts: float) -> None:
+        for name, count in counts.items():
+            self._totals[name] += count
+
+
+class InputEmbedder:
+    """Embeddings of the placeholder tokens of a pass, computed with the current weights."""
+
+    def __init__(self, model: PreTrainedModel, reads: InputEmbedding, table: SequenceTable) -> None:
+        self._model, self._reads, self._table = model, reads, table
+
+    def given(self, rows: Int64Array, positions: Int64Array, token_ids: Int64Array) -> Given | None:
+        """Returns the embeddings of a pass's placeholders; None if there are none. rows, positions, token_ids [T]."""
+        places = np.flatnonzero(token_ids == self._reads.placeholder)
+        inputs = {int(row): self._table.occupant(int(row)).request.inputs for row in np.unique(rows[places])}
+        places = places[[inputs[int(row)] is not None for row in rows[places]]] if len(places) else places
+        if not len(places):
+            return None
+        present = {row: arrays for row, arrays in inputs.items() if arrays is not None}
+        names = next(iter(present.values()))
+        vectors = embed_in_blocks(
+            self._model, {name: np.concatenate([arrays[name] for arrays in present.values()]) for name in names}
+        )
+        first, begins = 0, {}
+        for row, arrays in present.items():
+            begins[row] = first
+            first += self._reads.per_observation * len(next(iter(arrays.values())))
+        chosen = []
+        for row, position in zip(rows[places].tolist(), positions[places].tolist(), strict=True):
+            earlier = np.count_nonzero(self._table.token_ids[row, :position] == self._reads.placeholder)
+            chosen.append(begins[row] + int(earlier))
+        return Given(places, vectors[chosen])
+
+
+@torch.inference_mode()
+def embed_in_blocks(model: PreTrainedModel, arrays: Inputs) -> Tensor:
+    """Computes the embeddings [N x placeholders per observation, hidden] of N observations."""
+    count = len(next(iter(arrays.values())))
+    padded = {
+        name: torch.from_numpy(np.pad(array, ((0, -count % BLOCK), *[(0, 0)] * (array.ndim - 1)))).to(model.device)
+        for name, array in arrays.items()
+    }
+    body: Any = model.base_model  # transformers' stub lacks embed_inputs
+    blocks = [
+        body.embed_inputs({name: tensor[start : start + BLOCK] for name, tensor in padded.items()})
+        for start in range(0, count, BLOCK)
+    ]
+    return torch.cat(blocks)[:count].flatten(0, 1)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,11 @@ from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import NO_GROUP, FinishReason, Metrics, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout.agreement import Agreement
-from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.config import KVNeeds, NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
-from interlace.engines.rollout.given_inputs import input_reader
 from interlace.engines.rollout.graph_runner import GraphRunner
 from interlace.engines.rollout.kv_residence import KVResidence
-from interlace.engines.rollout.kv_size import KVNeeds, longest_sequence, size_kv_cache
+from interlace.engines.rollout.kv_size import longest_sequence, size_kv_cache
 from interlace.engines.rollout.live_weights import InstalledVersions, LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
@@ -35,6 +33,7 @@ from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import DrawnTokens, SequenceState, SequenceTable
 from interlace.models.action_head import answers_in_numbers, chunk_shape
+from interlace.models.inputs import input_embedding
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase, UpdateMode
@@ -59,16 +58,15 @@ class NativeParts:
         mesh: "DeviceMesh | None",
         kv_needs: KVNeeds,
     ) -> None:
-        """See NativeEngine."""
-        self._model = model
+        self.model = model
+        """The served model. Only the caller of this engine may run it."""
         context, longest = context_length(model.config) or config.kv_tokens, longest_sequence(config)
-        sized = size_kv_cache(model, config, kv_needs, mesh)
-        config = sized.config
+        config, note = size_kv_cache(model, config, kv_needs, mesh)
         serving = serve(model, ServingConfig(engine=config, longest=context, num_threads=num_threads, mesh=mesh))
         self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
         self._store, self._report = serving.store, serving.report
-        if sized.note:
-            self._report = replace(serving.report, notes=(*serving.report.notes, sized.note))
+        if note:
+            self._report = replace(serving.report, notes=(*serving.report.notes, note))
         self._weights = LiveWeights(model, keeps_addresses=isinstance(self._runner, GraphRunner))
         self.agreement = Agreement(mesh)
         self._table = SequenceTable(config.max_running, seed)
@@ -81,10 +79,10 @@ class NativeParts:
         self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config, self.agreement)
         self._kv = KVResidence(self._pool, self._store, self._table, self._scheduler, self._prefixes)
         self._versions = InstalledVersions(self._weights, self._runner)
-        self._limits = Limits(
+        self.limits = Limits(
             context=context, longest=min(longest, self._store.longest),
             vocab_size=model.config.get_text_config().vocab_size,
-            has_tokenizer=tokenizer is not None, reads=input_reader(model),
+            has_tokenizer=tokenizer is not None, reads=input_embedding(model.config),
             num_drawable=self._decode_loop.num_drawable,
             needs_queries=answers_in_numbers(model.config), guide_shape=chunk_shape(model.config),
         )  # fmt: skip
@@ -93,16 +91,6 @@ class NativeParts:
     def weight_shards(self) -> tuple[Shard, ...]:
         """Returns the description of an update: every tensor once, or this rank's part of it."""
         return self._weights.shards
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """Returns the served model. Only the caller of this engine may run it."""
-        return self._model
-
-    @property
-    def limits(self) -> Limits:
-        """Returns the limits of requests."""
-        return self._limits
 
     def clear_prefixes(self) -> None:
         """Drops the keys and values of ended sequences."""
@@ -126,37 +114,6 @@ class NativeParts:
     def _kv_use(self) -> float:
         """Returns the share of cells that running sequences hold; reusable cells of ended sequences count as free."""
         return self._store.count_held(self._scheduler.running_rows()) / self._store.num_cells
-
-
-class EngineReadiness(Enum):
-    """Readiness of an engine. It decodes only while it is SERVING."""
-
-    SERVING = "serving"
-    PAUSED = "paused"
-    OFFLOADED = "offloaded"
-    """The KV cache is off the device."""
-    PAUSED_OFFLOADED = "paused and offloaded"
-
-
-NEXT_STATES: Mapping[str, Mapping[EngineReadiness, EngineReadiness]] = {
-    "pause": {
-        EngineReadiness.SERVING: EngineReadiness.PAUSED,
-        EngineReadiness.OFFLOADED: EngineReadiness.PAUSED_OFFLOADED,
-    },
-    "resume": {
-        EngineReadiness.PAUSED: EngineReadiness.SERVING,
-        EngineReadiness.PAUSED_OFFLOADED: EngineReadiness.OFFLOADED,
-    },
-    "offload": {
-        EngineReadiness.SERVING: EngineReadiness.OFFLOADED,
-        EngineReadiness.PAUSED: EngineReadiness.PAUSED_OFFLOADED,
-    },
-    "onload": {
-        EngineReadiness.OFFLOADED: EngineReadiness.SERVING,
-        EngineReadiness.PAUSED_OFFLOADED: EngineReadiness.PAUSED,
-    },
-}
-"""State after each event, by the state before. A state without an entry stays."""
 
 
 class NativeEngine(NativeParts):
@@ -197,7 +154,7 @@ class NativeEngine(NativeParts):
         self._streaming: set[str] = set()
         """Ids of the live requests that stream."""
         self._num_submitted = 0
-        self._state = EngineReadiness.SERVING
+        self._is_paused = False
 
     @property
     def version(self) -> int:
@@ -212,7 +169,7 @@ class NativeEngine(NativeParts):
         """
         if self._live:
             raise UserError("generate() needs the engine to itself, and requests are live: drain or abort them first.")
-        if self._state is not EngineReadiness.SERVING:
+        if self._is_paused or self._kv.is_away:
             raise UserError("generate() would wait for ever: the engine is paused or offloaded.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
@@ -236,11 +193,11 @@ class NativeEngine(NativeParts):
     def submit(self, request: Request) -> None:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
-        self._limits.check(request)
+        self.limits.check(request)
         # The first query takes the place of a prompt's last token: its logits give the first sampled token.
         prompt = [*request.list_prompt(), *request.query_ids[:1]]
         most = len(request.query_ids) or request.params.max_new_tokens
-        limit = min(len(prompt) + most, self._limits.context + bool(request.query_ids))
+        limit = min(len(prompt) + most, self.limits.context + bool(request.query_ids))
         sequence = SequenceState(
             request=request, arrival=self._num_submitted, limit=limit, token_ids=prompt + list(request.generated_ids),
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
@@ -258,7 +215,7 @@ class NativeEngine(NativeParts):
         self.agreement.tick()
         finished: list[Response] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
-        if self._live and self._state is EngineReadiness.SERVING:
+        if self._live and not self._is_paused and not self._kv.is_away:
             new_tokens, ended = self._decode_loop.advance(self._versions.install, several=bool(self._weights.versions))
             for one in ended:
                 finished.append(self._end(self._table.occupant(one.row), one.reason, one.failure))
@@ -289,14 +246,10 @@ class NativeEngine(NativeParts):
         self._prefixes.retained.release(owners)
 
     def pause(self) -> None:
-        self._change_state("pause")
+        self._is_paused = True
 
     def resume(self) -> None:
-        self._change_state("resume")
-
-    def _change_state(self, event: str) -> None:
-        """Changes the state by an event of NEXT_STATES."""
-        self._state = NEXT_STATES[event].get(self._state, self._state)
+        self._is_paused = False
 
     def update_weights(
         self,
@@ -324,8 +277,7 @@ class NativeEngine(NativeParts):
         if saved.shapes.keys() <= self._weights.names:
             self._weights.update(saved, frozen=False)
         else:  # transformers saves some architectures under other names; tracing its loader gives the mapping back
-            config, dtype = self._model.config, self._model.dtype
-            landings = trace_load(type(self._model), config, saved, dtype)[1]
+            landings = trace_load(type(self.model), self.model.config, saved, self.model.dtype)[1]
             self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
         self._apply_update(version, mode)
 
@@ -350,34 +302,29 @@ class NativeEngine(NativeParts):
         if is_weights:
             residence.onload()
         if is_cache:
-            self._kv.allocate()
+            self._pool.allocate()
         if is_weights or is_cache:
             self._versions.rebind()
         if is_cache:
             self._kv.restore()
-            self._change_state("onload")
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
         if KV in parts and not self._kv.is_away:
             self._kv.offload(kv)
-            self._change_state("offload")
         if WEIGHTS in parts:
             self._weights.residence.offload()
 
     def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Response:
-        """Removes a sequence from the engine."""
         self._kv.drop_row(sequence.row)
         self._scheduler.remove(sequence, retain=not self._kv.is_away)
         del self._live[sequence.request.id]
         self._streaming.discard(sequence.request.id)
         if sequence.version is not None:
             self._drop_unused_versions()
-        drawn = DrawnTokens(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
-        return _make_response(sequence, drawn, reason, failure)
+        return _make_response(sequence, self._table.copy_row(sequence), reason, failure)
 
 
 def _make_response(sequence: SequenceState, drawn: DrawnTokens, reason: FinishReason, failure: str = "") -> Response:
-    """Makes the response of a sequence from its sampled tokens."""
     return Response(
         request=sequence.request,
         token_ids=tuple(drawn.token_ids),

@@ -60,9 +60,7 @@ class LiveRequests:
         return [(name, one.request, tuple(one.token_ids)) for name, one in self._live.items()]
 
     def add(self, request: Request) -> None:
-        """Adds a request. Raises UserError for an empty prompt, unsupported arrays or raw log-probs, ValueError if the
-        id is live.
-        """
+        """Adds a request. Raises UserError if it is empty or for the native engine, ValueError if the id is live."""
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
         if not len(request.prompt_ids):

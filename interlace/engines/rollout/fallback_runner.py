@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
-from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.runner import Given, Logits, embed_tokens
+from interlace.engines.rollout.runner import Given, Logits, StepTokens, embed_tokens
 
 
 class PlainRunner:
@@ -27,15 +26,9 @@ class PlainRunner:
         self._vectors: dict[int, dict[int, Tensor]] = {}
         """Row -> position -> embedding that replaces the token's embedding."""
 
-    def start(
-        self,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        given: Given | None = None,
-    ) -> Logits:
-        """See Runner. Raises UserError if embeddings are given and the model has a cache, which is for tokens alone."""
+    def start(self, step: StepTokens) -> Logits:
+        """Raises UserError if embeddings are given and the model has a cache, which is for tokens alone."""
+        token_ids, rows, positions, wanted, given = step
         if given is not None and self._use_cache:
             raise UserError(
                 f"{type(self._model).__name__} runs by the plain fallback, which takes no arrays beside tokens. "

@@ -17,7 +17,7 @@ from torch import Tensor
 from interlace.engines.rollout.attention import TorchAttention
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.live_weights import replaceable_part
-from interlace.engines.rollout.runner import Given, Logits, ModelRunner
+from interlace.engines.rollout.runner import Logits, ModelRunner, StepTokens
 
 MIN_ROWS, MIN_KEYS = 4, 64
 Replay: TypeAlias = Callable[[], object]
@@ -81,29 +81,20 @@ class GraphRunner:
 
     @property
     def name(self) -> str:
-        """See Runner."""
         if self._failed:
             return self._inner.name
         return f"{self._inner.name}, {'compiled, ' if self._compiled else ''}CUDA graphs"
 
     @property
     def invariance(self) -> str:
-        """See Runner."""
         return self._inner.invariance
 
-    def start(
-        self,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        given: Given | None = None,
-    ) -> Logits:
-        """See Runner."""
+    def start(self, step: StepTokens) -> Logits:
+        token_ids, rows, positions, wanted, given = step
         is_decode = given is None and len(wanted) == len(rows) and not (rows[1:] == rows[:-1]).any()
         captured = self._find_captured(rows, positions) if is_decode and not self._failed else None
         if captured is None:
-            return self._inner.start(token_ids, rows, positions, wanted, given)
+            return self._inner.start(step)
         num_rows, num_pages = captured.inputs.pages.shape
         padding = num_rows - len(rows)
         padded_rows = np.pad(rows, (0, padding), constant_values=self._spare_row)

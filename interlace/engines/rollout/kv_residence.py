@@ -34,12 +34,8 @@ class KVResidence:
         self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._count_held_rows().items()}
         self._pool.release()
 
-    def allocate(self) -> None:
-        """Gives the cache memory on the device, without content yet."""
-        self._pool.allocate()
-
     def restore(self) -> None:
-        """Copies the content back to the device, after allocate()."""
+        """Copies the content back to the device, after KVPool.allocate()."""
         held, saved = self._count_held_rows(), self._saved or {}
         for row, content in saved.items():
             if row in held:
@@ -52,7 +48,6 @@ class KVResidence:
             self._saved.pop(row, None)
 
     def forget_computed(self) -> None:
-        """Marks all keys and values as uncomputed."""
         self._scheduler.forget_computed()
         for sequence in self._scheduler.running:  # Cells computed from this point on have one version.
             self._prefixes.announce(sequence)

@@ -6,7 +6,6 @@ the engine does not start. So the size changes no result, unless weights change 
 """
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.host_memory import available_bytes
-from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig
+from interlace.engines.rollout.config import AUTO_TOKENS, KVNeeds, NativeConfig
 from interlace.engines.rollout.kv_store import BLOCK, STORES
 from interlace.models.size import context_length, model_size
 
@@ -27,31 +26,12 @@ SPARE_CONTEXTS = 2
 """Contexts per running sequence for which a KV cache has cells at most: one that runs, and one for its prefixes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KVNeeds:
-    """Facts about a run that determine the size of its engines' KV caches."""
-
-    longest: int = 1
-    """Tokens of the longest sequence of the run."""
-    reserved_bytes: int = 0
-    """Bytes that other workers on the engine's device need."""
-    copied_bytes: int = 0
-    """Bytes of weights that the engine allocates later, in addition to the model's."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SizedConfig:
-    """Settings of an engine with the size of its KV cache as a number."""
-
-    config: NativeConfig
-    note: str | None
-    """Sentence for the user about the size; None if the recipe gives the size."""
-
-
 def size_kv_cache(
     model: PreTrainedModel, config: NativeConfig, needs: KVNeeds, mesh: "DeviceMesh | None" = None
-) -> SizedConfig:
+) -> tuple[NativeConfig, str | None]:
     """Replaces max_tokens=auto by a number of tokens. model: on its device, whole on each rank.
+
+    Returns the settings, and a sentence for the user about the size; None if the recipe gives the size.
 
     On a GPU the cache gets GPU_SHARE of the memory that is free when the other workers of the device have theirs, or of
     the free memory itself if the longest sequence does not fit otherwise (the workers then take turns). On a CPU it
@@ -59,7 +39,7 @@ def size_kv_cache(
     the smallest number of them. Raises UserError if the longest sequence does not fit.
     """
     if config.max_tokens != "auto":
-        return SizedConfig(config=config, note=None)
+        return config, None
     size, ranks = model_size(model), mesh.size() if mesh else 1
     per_token = max(1, size.kv_bytes_per_token // min(ranks, size.num_kv_parts))
     most = SPARE_CONTEXTS * config.max_running * min(context_length(model.config) or AUTO_TOKENS, AUTO_TOKENS)
@@ -84,7 +64,7 @@ def size_kv_cache(
         f"KV cache of {tokens:,} tokens, {tokens * per_token / 2**20:,.0f} MiB "
         f"(rollout.max_tokens=auto; {free / 2**20:,.0f} MiB of {model.device} were free)"
     )
-    return SizedConfig(config=config.model_copy(update={"max_tokens": tokens}), note=note)
+    return config.model_copy(update={"max_tokens": tokens}), note
 
 
 def longest_sequence(config: NativeConfig) -> int:
@@ -108,7 +88,6 @@ def _round_up(tokens: int) -> int:
 
 
 def _agree_on_least(number: int, mesh: "DeviceMesh | None") -> int:
-    """Returns the smallest number of all ranks."""
     if mesh is None:
         return number
     from torch import distributed

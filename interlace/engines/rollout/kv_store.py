@@ -45,7 +45,6 @@ class KVPool:
         self.values = self._make_views([(layer.kv_heads, layer.value_dim) for layer in self.layers])
 
     def _make_views(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Returns one view per layer."""
         views: dict[int, Tensor] = {}
         for shape in dict.fromkeys(shapes):
             members = [number for number, own in enumerate(shapes) if own == shape]
@@ -56,12 +55,10 @@ class KVPool:
         return [views[number] for number in range(len(shapes))]
 
     def release(self) -> None:
-        """Frees the memory."""
         self.keys, self.values, self._stacks = [], [], []
 
     @property
     def num_bytes(self) -> int:
-        """Returns the allocated bytes."""
         return sum(stack.nbytes for stack in self._stacks)
 
     def copy(self, source: int, target: int, count: int) -> None:
@@ -98,41 +95,31 @@ class KVStore(Protocol):
     @staticmethod
     def longest_in(num_tokens: int) -> int:
         """Returns `longest` of a store of `num_tokens` tokens before the store is made."""
-        ...
 
     def reserve(self, row: int, num_tokens: int) -> bool:
-        """Makes room for `num_tokens` tokens in a row and keeps its content. Returns False, without a change, if room
-        lacks.
-        """
-        ...
+        """Makes room for tokens in a row, which keeps its content. Returns False, without a change, if room lacks."""
 
     def free(self, row: int) -> None:
         """Frees a row's cells."""
-        ...
 
     def fork(self, source: int, target: int, num_tokens: int, room: int) -> bool:
         """Gives the empty row `target` the first tokens of `source`, and room for `room` tokens in total.
 
         Returns False, without a change, if there is not enough room.
         """
-        ...
 
     def move(self, source: int, target: int) -> None:
         """Moves all cells of `source` to the empty row `target`."""
-        ...
 
     def cells(self, row: int, num_tokens: int) -> Int64Array:
         """Returns [num_tokens] pool cells of a row's first tokens."""
-        ...
 
     def count_held(self, rows: Int64Array) -> int:
         """Counts the cells of some rows; shared cells count once."""
-        ...
 
     @property
     def num_free(self) -> int:
         """Returns the number of cells that no row holds."""
-        ...
 
 
 BLOCK = 16
@@ -206,9 +193,7 @@ class SlotStore:
         return int(self.capacity[rows].sum())
 
     def _take_block(self, size: int) -> int | None:
-        """Takes a free block of `size` from the smallest sufficient block. Takes the lowest offset, so that runs
-        repeat.
-        """
+        """Takes a free block of `size` from the smallest sufficient one, at the lowest offset, so that runs repeat."""
         found = min((held for held, offsets in self._free.items() if held >= size and offsets), default=None)
         if found is None:
             return None

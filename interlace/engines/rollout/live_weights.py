@@ -27,6 +27,8 @@ class LiveWeights:
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self._tensors = {name: replaceable_part(tensor) for name, tensor in whole.items()}
         """This rank's part of each tensor, if ranks share layers."""
+        self.names = frozenset(whole)
+        """Names of all tensors; a tied tensor appears under each of its names."""
         canonical: dict[int, str] = {}
         self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in whole.items()}
         """Name -> the first name of the same tensor: an update needs one of the tied names."""
@@ -66,11 +68,6 @@ class LiveWeights:
         for of in kept:
             of.update({name: moved[id(tensor)] for name, tensor in of.items()})
         self._borrowed.clear()
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Returns the names of all tensors; a tied tensor appears under each of its names."""
-        return frozenset(self._tensors)
 
     def update(self, tensors: NamedWeights | Mapping[str, Tensor], *, frozen: bool) -> None:
         """Replaces all tensors. Raises UserError, without a change, for a missing or unknown name or a different shape.

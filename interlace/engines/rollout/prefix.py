@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from interlace.core.kv_eviction import ReturnTimes, first_to_go
+from interlace.core.trajectory import count_common
 from interlace.core.types import SampleKey
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable, marks_of
@@ -52,7 +53,6 @@ class MarkIndex:
             self._marked.setdefault(mark, {})[holder] = None
 
     def remove(self, holder: Holder) -> None:
-        """Removes a row."""
         for mark in holder.marks:
             alike = self._marked.get(mark)
             if alike is None:  # clear() removed all marks.
@@ -69,7 +69,6 @@ class MarkIndex:
         return None
 
     def clear(self) -> None:
-        """Removes all rows."""
         self._marked.clear()
 
     def __bool__(self) -> bool:
@@ -85,20 +84,14 @@ class RetainedRows:
     def __init__(
         self, store: KVStore, marks: MarkIndex, *, spare_rows: Sequence[int], now: Callable[[], float]
     ) -> None:
-        """spare_rows: rows of the store for the cells. marks: index of rows, to which the rows of ended sequences are
-        added. now: clock in seconds.
-        """
+        """spare_rows: rows of the store for the cells. marks: index to which these rows are added. now: clock, in s."""
         self._store, self._marks, self._now = store, marks, now
         self._spare_rows = list(spare_rows)
         self._idle: dict[Holder, None] = {}
         """Holders that serve all sequences, least recently used first."""
-        self._kept: dict[SampleKey, Holder] = {}
+        self.kept: dict[SampleKey, Holder] = {}
         """Holders that wait for the next turn of their sample."""
         self._returns = ReturnTimes()
-
-    def find_kept(self, key: SampleKey) -> Holder | None:
-        """Returns the row that waits for the next turn of a sample, or None."""
-        return self._kept.get(key)
 
     def retain(
         self, row: int, token_ids: Int64Array, marks: list[int], owner: SampleKey | None, *, is_current: bool
@@ -137,11 +130,9 @@ class RetainedRows:
             self._idle[holder] = self._idle.pop(holder)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
-        """Records that samples have ended: tokens kept for them serve all sequences, or are dropped if no other may use
-        them.
-        """
+        """Records that samples have ended: their tokens serve all sequences, or are dropped if none may use them."""
         for owner in owners:
-            holder = self._kept.pop(owner, None)
+            holder = self.kept.pop(owner, None)
             if holder is None:
                 continue
             holder.owner = None
@@ -167,10 +158,9 @@ class RetainedRows:
             self._free_row(holder)
 
     def clear(self, *, keeps_old: bool) -> None:
-        """Drops all cells. keeps_old: tokens that wait for a sample's next turn stay, for this sample alone."""
-        while self._idle or (self._kept and not keeps_old):
+        while self._idle or (self.kept and not keeps_old):
             self.evict()
-        for holder in self._kept.values():
+        for holder in self.kept.values():
             self._marks.remove(holder)
             holder.marks, holder.is_current = [], False
 
@@ -183,10 +173,10 @@ class RetainedRows:
     @property
     def held_rows(self) -> dict[int, int]:
         """Returns the rows with cells of ended sequences, each with its number of tokens."""
-        return {holder.row: holder.num_tokens for holder in (*self._idle, *self._kept.values())}
+        return {holder.row: holder.num_tokens for holder in (*self._idle, *self.kept.values())}
 
     def _first_kept(self) -> Holder | None:
-        holders = [*self._kept.values()]
+        holders = [*self.kept.values()]
         if not holders:
             return None
         now_s = self._now()
@@ -198,10 +188,9 @@ class RetainedRows:
         if holder.owner is None:
             self._idle[holder] = None
         else:
-            self._kept[holder.owner] = holder
+            self.kept[holder.owner] = holder
 
     def _free_row(self, holder: Holder) -> None:
-        """Frees the cells of an ended sequence."""
         self._let_go(holder)
         self._store.free(holder.row)
         self._spare_rows.append(holder.row)
@@ -209,7 +198,7 @@ class RetainedRows:
     def _let_go(self, holder: Holder) -> None:
         self._idle.pop(holder, None)
         if holder.owner is not None:
-            del self._kept[holder.owner]
+            del self.kept[holder.owner]
         self._marks.remove(holder)
 
 
@@ -231,9 +220,7 @@ class PrefixIndex:
         spare_rows: Sequence[int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """spare_rows: rows of the store for the cells of ended sequences; without any, nothing is kept. now: clock in
-        seconds.
-        """
+        """spare_rows: rows for the cells of ended sequences; without any, nothing is kept. now: clock, in seconds."""
         self._table, self._store, self._enabled = table, store, enabled
         self._leaders: dict[bytes, SequenceState] = {}
         self._running: dict[SequenceState, Holder | None] = {}
@@ -262,7 +249,7 @@ class PrefixIndex:
         A turn that continues from an earlier position of its sample takes nothing: the later tokens may be needed, and
         rows that share their cells read them.
         """
-        holder = self.retained.find_kept(sequence.request.owner) if sequence.shares_prefixes else None
+        holder = self.retained.kept.get(sequence.request.owner) if sequence.shares_prefixes else None
         if holder is None or holder.left_behind is None:
             return 0
         shared = _num_shared(holder.left_behind, sequence.token_ids)
@@ -291,9 +278,7 @@ class PrefixIndex:
         return True
 
     def fork(self, sequence: SequenceState, room: int) -> int:
-        """Copies a computed prefix into the row of `sequence`, with room for more tokens. Returns its length, 0 if
-        none.
-        """
+        """Copies a computed prefix into the row of `sequence`, with room for more. Returns its length, 0 if none."""
         if not sequence.shares_prefixes:
             return 0
         row, shared, is_current = self._find_longest(sequence)
@@ -373,10 +358,8 @@ class PrefixIndex:
         return row, best, chosen is None or chosen.is_current
 
     def _list_candidates(self, sequence: SequenceState) -> list[Holder]:
-        """Lists the row kept for the same sample, and the newest row that shares the most whole marks with the
-        sequence.
-        """
-        kept = self.retained.find_kept(sequence.request.owner)
+        """Lists the row kept for the same sample, and the newest row that shares the most marks with the sequence."""
+        kept = self.retained.kept.get(sequence.request.owner)
         is_long = len(sequence.token_ids) > SHORTEST and self._marks
         alike = self._marks.find(sequence.marks(SHORTEST)) if is_long else None
         return [holder for holder in (kept, alike) if holder is not None]
@@ -384,6 +367,4 @@ class PrefixIndex:
 
 def _num_shared(held: Int64Array, token_ids: Sequence[int]) -> int:
     """Counts the equal first tokens; at most all but the last of `token_ids`."""
-    length = min(len(held), len(token_ids) - 1)
-    differs = np.flatnonzero(held[:length] != np.asarray(token_ids[:length]))
-    return int(differs[0]) if len(differs) else length
+    return count_common(held, np.asarray(token_ids[: min(len(held), len(token_ids) - 1)]))

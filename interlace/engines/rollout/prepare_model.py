@@ -1,5 +1,7 @@
 """Preparation of a loaded model for serving: attention routing, KV store, choice and verification of a runner."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,17 +14,29 @@ from interlace.core.errors import UserError
 from interlace.engines.cpu.compiled import KernelsUnavailable
 from interlace.engines.cpu.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.cpu.int8 import refuse_eight_bits
-from interlace.engines.cpu.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
-from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
+from interlace.engines.cpu.verify import SHORT, UNSURE, Probe, probe_prompts, reference_logits, routing_fault
+from interlace.engines.rollout.attention import (
+    AttentionBackend,
+    KernelAttention,
+    RoutedModel,
+    TorchAttention,
+    restore_attention,
+    route_attention,
+)
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.graph_runner import CudaCapture, GraphRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
-from interlace.engines.rollout.length_probe import LengthProbe, build_length_probes, find_length_fault
-from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
-from interlace.models.length_changes import MODEL_ERRORS
+from interlace.models.length_changes import (
+    MARGIN,
+    MODEL_ERRORS,
+    LengthChange,
+    find_length_changes,
+    lower_limit,
+    probe_ids,
+)
 from interlace.models.tensor_parallel import gather_logits, share_layers
 
 if TYPE_CHECKING:
@@ -45,11 +59,6 @@ class PreparedModel:
     store: KVStore
     report: EngineReport
 
-    @property
-    def compiled(self) -> bool:
-        """Returns True if the C++ kernels serve the model."""
-        return isinstance(self.attention, KernelAttention)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingConfig:
@@ -61,6 +70,21 @@ class ServingConfig:
     num_threads: int
     mesh: "DeviceMesh | None" = None
     """Ranks that share the model's layers; None if the model is whole."""
+
+
+_ROWS = 2
+"""Rows of a probe: the sequence that passes the change, and one before it in the same forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthProbe:
+    """A sequence that passes a change, with the logits of the model's attention."""
+
+    change: LengthChange
+    prompt: list[int]
+    expected: Tensor
+    is_lowered_without_effect: bool
+    """True if the change is too long to reach and the model does not read the lowered value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +110,9 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     """Prepares a model. If its attention cannot be routed, the plain fallback serves it, which the report states."""
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
-    expected = _compute_expected(model, prompts)
+    logits = _compute_expected(model, prompts)
     reachable = min(config.longest, STORES[config.engine.kv].longest_in(config.engine.kv_tokens))
-    probes = build_length_probes(model, reachable)
+    expected = _Expected(prompts, logits, build_length_probes(model, reachable))
     notes: list[str] = []
     if config.mesh:
         share_layers(model, config.mesh)
@@ -101,12 +125,12 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
         # A model without support of the interface can fail anywhere in its code; the fallback serves it unchanged.
         fault = f"its forward pass fails through the attention interface ({type(error).__name__}: {error})"
     if fault is None:
-        serving = _serve_routed(model, routed, config, _Expected(prompts, expected, probes), notes)
+        serving = _serve_routed(model, routed, config, expected, notes)
         if serving is not None:
             return serving
         fault = notes.pop()
     restore_attention(model, original)
-    return _serve_plain(model, config, _Expected(prompts, expected, probes), fault)
+    return _serve_plain(model, config, expected, fault)
 
 
 def _compute_expected(model: PreTrainedModel, prompts: list[list[int]]) -> list[Tensor]:
@@ -123,11 +147,7 @@ def _compute_expected(model: PreTrainedModel, prompts: list[list[int]]) -> list[
 
 
 def _serve_routed(
-    model: PreTrainedModel,
-    routed: RoutedModel,
-    config: ServingConfig,
-    wanted: _Expected,
-    notes: list[str],
+    model: PreTrainedModel, routed: RoutedModel, config: ServingConfig, wanted: _Expected, notes: list[str]
 ) -> PreparedModel | None:
     """Prepares the fast path. Returns None, with the fault as last note, if its logits differ from the model's."""
     pool = KVPool(routed.shapes, config.engine.kv_tokens + _SPARE_CELLS, model.dtype, model.device)
@@ -155,7 +175,8 @@ def _serve_routed(
         eight = config.engine.weights == "int8"
         decoder = DecoderRunner(model, routed, attention, longest, config.num_threads, in_eight_bits=eight)
         runners.insert(0, decoder)
-    _check_eight_bits(model, config, runners[0])
+    if config.engine.weights == "int8" and not isinstance(runners[0], DecoderRunner):
+        refuse_eight_bits(model)
     for runner in runners:
         fault = find_length_fault(model, runner, store, wanted.beyond)
         probe = Probe(runner, store, config.engine.max_running)
@@ -172,12 +193,6 @@ def _serve_routed(
             return PreparedModel(model=model, runner=runner, attention=attention, pool=pool, store=store, report=report)
         notes.append(f"{runner.name} is not used: {fault}")
     return None
-
-
-def _check_eight_bits(model: PreTrainedModel, config: ServingConfig, runner: Runner) -> None:
-    """Raises UserError if int8 is requested and the C++ decoder does not serve the model."""
-    if config.engine.weights == "int8" and not isinstance(runner, DecoderRunner):
-        refuse_eight_bits(model)
 
 
 def _explain_variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
@@ -244,3 +259,43 @@ def _attention(pool: KVPool, store: KVStore, config: ServingConfig, notes: list[
     except KernelsUnavailable as error:
         notes.append(f"the C++ kernels are not used: {error}")
         return TorchAttention(pool, store)
+
+
+def build_length_probes(model: PreTrainedModel, longest: int) -> list[LengthProbe]:
+    """Prepares the probes, with the model's attention. longest: length of the longest served sequence, in tokens.
+
+    A window larger than the reach of a probe is omitted, because attention receives it as an argument.
+    """
+    probes = []
+    for change in find_length_changes(model.config, longest):
+        if change.is_window and not change.is_reached:
+            continue
+        length = min(change.probe_tokens, longest)
+        prompt = probe_ids(model.config.get_text_config().vocab_size, length, torch.device("cpu")).tolist()
+        with _at_probe(model, change):
+            expected = reference_logits(model, [prompt])[0]
+        without = not change.is_reached and torch.equal(expected, reference_logits(model, [prompt])[0])
+        probes.append(LengthProbe(change=change, prompt=prompt, expected=expected, is_lowered_without_effect=without))
+    return probes
+
+
+def find_length_fault(model: PreTrainedModel, runner: Runner, store: KVStore, probes: list[LengthProbe]) -> str | None:
+    """Returns the first difference between the runner and the model, or None. The store is empty before and after."""
+    for probe in probes:
+        change = probe.change
+        if probe.is_lowered_without_effect:
+            return f"its {change.field} = {change.tokens} could not be probed"
+        rows = _ROWS if store.num_cells >= _ROWS * max(len(probe.prompt), SHORT) else 1
+        cells = Probe(runner, store, rows, tokens=len(probe.prompt))
+        with _at_probe(model, change):
+            fault = cells.length_fault(probe.prompt, probe.expected, len(probe.prompt) - MARGIN)
+        cells.close()
+        if fault is not None:
+            return f"{fault} beyond {change.field} = {change.tokens}"
+    return None
+
+
+@contextmanager
+def _at_probe(model: PreTrainedModel, change: LengthChange) -> Iterator[None]:
+    with nullcontext() if change.is_reached else lower_limit(model, change):
+        yield

@@ -83,31 +83,24 @@ class RolloutEngine(Protocol):
     @property
     def version(self) -> int:
         """Returns the version of the weights that will sample the next token."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises UserError if its prompt is empty or it cannot fit, ValueError if its id is live."""
-        ...
 
     def step(self) -> StepOutput:
         """Advances all running sequences by one decode step, or by several if the engine is configured so."""
-        ...
 
     def interrupt(self) -> None:
         """Ends the current or else the next step() early: no further decode step begins. Callable from any thread."""
-        ...
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Response, ...]:
         """Ends requests (None: all) and returns their tokens so far, finish_reason `aborted`. Ignores unknown ids."""
-        ...
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         """Records that samples have ended: cells kept for their next turns (`may_continue`) are no longer needed."""
-        ...
 
     def pause(self) -> None:
         """Makes step() do nothing until resume(); running sequences keep their KV cache."""
-        ...
 
     def resume(self) -> None: ...
 
@@ -119,11 +112,9 @@ class RolloutEngine(Protocol):
 
         frozen: the tensors are never written again, so an engine may serve from them instead of copying them.
         """
-        ...
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
         """Calls update_weights() with the weights in a Hugging Face folder."""
-        ...
 
     gives_up_parts: bool
     """True if KV cache and weights can leave the device separately; otherwise both move at once, regardless of `parts`.
@@ -131,17 +122,14 @@ class RolloutEngine(Protocol):
 
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
         """Moves parts of the state back. Weights may be replaced while the KV cache is away; no step runs then."""
-        ...
 
     def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
         """Frees the device. Running sequences continue after onload(); `kv` sets the treatment of their KV cache."""
-        ...
 
     def memory(self) -> EngineMemory: ...
 
     def metrics(self) -> Metrics:
         """Returns counters since the last call: tokens/s, preemptions, KV use, time split."""
-        ...
 
     def report(self) -> EngineReport: ...
 
@@ -161,7 +149,6 @@ class TakesAdapters(Protocol):
 
         tensors: the factors of the adapter. adapters: description of the base by each trainer rank.
         """
-        ...
 
 
 @runtime_checkable
@@ -174,20 +161,15 @@ class ServiceEngineProtocol(Protocol):
 
         reader: for a version outside the folders that the server can read.
         """
-        ...
 
     def recover(self) -> str:
         """Restores a lost server, with its previous weights. Returns the reason of a failure, or an empty text."""
-        ...
 
     def health(self) -> str:
         """Returns the reason why the server is lost; empty if it is not."""
-        ...
 
     def weight_place(self) -> Place:
         """Returns the place of the process that reads new weights: of the server, or of this process."""
-        ...
 
     def close(self) -> None:
         """Ends a server that this process started, and closes the connections."""
-        ...

@@ -7,9 +7,9 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.guide import Guide
-from interlace.core.types import Request
+from interlace.core.types import Inputs, Request
 from interlace.engines.rollout.filters import reshapes_logits, truncates
-from interlace.engines.rollout.given_inputs import InputReader
+from interlace.models.inputs import InputEmbedding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +21,15 @@ class Limits:
     longest: int
     """Most tokens of one sequence in the KV store."""
     vocab_size: int
-    has_tokenizer: bool
-    reads: InputReader | None
+    has_tokenizer: bool = True
+    reads: InputEmbedding | None = None
     """Arrays that the model reads in addition to tokens; None if it reads tokens only."""
     num_drawable: int | None = None
     """Number of ids that may be sampled, from 0; None for the whole vocabulary."""
     guide_shape: tuple[int, int] | None = None
     """Shape [K, P] of the guide of a flow-matching answer; None for other heads."""
     needs_queries: bool = False
-    """True if the model draws all numbers of an answer at once, from query tokens. Its numbers are no token ids, so it
-    cannot continue from them.
-    """
+    """True if the model draws all numbers of an answer at once, from query tokens. It cannot continue from numbers."""
 
     def check(self, request: Request) -> None:
         """Raises UserError for a request that cannot be served."""
@@ -96,7 +94,7 @@ class Limits:
             return
         if self.reads is None:
             raise UserError(f"{what}: it has arrays ({', '.join(request.inputs)}), and the model reads tokens alone.")
-        if fault := self.reads.fault(request.prompt_ids, request.inputs):
+        if fault := _find_fault(request, request.inputs, self.reads):
             raise UserError(f"{what}: {fault}")
 
     def _check_guide(self, request: Request, guide: Guide, what: str) -> None:
@@ -111,3 +109,19 @@ class Limits:
         params = request.params
         if reshapes_logits(params) or truncates(params) or params.raw_logprobs:
             raise UserError(f"{what}: an answer with a guide takes no sampling parameter beyond temperature.")
+
+
+def _find_fault(request: Request, inputs: Inputs, reads: InputEmbedding) -> str | None:
+    """Returns the reason why the arrays of a request do not fit the model or the prompt; None if they fit."""
+    shapes = reads.shapes
+    if set(inputs) != set(shapes):
+        return f"it has arrays {sorted(inputs)}, and the model reads {sorted(shapes)}."
+    counts = {len(array) for array in inputs.values()}
+    for name, array in inputs.items():
+        if array.shape[1:] != shapes[name] or len(counts) > 1:
+            return f"{name} has shape {list(array.shape)}, and the model reads [N, {str(list(shapes[name]))[1:]}."
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"{name} holds a number that is not finite."
+    found = np.count_nonzero(np.asarray(request.prompt_ids) == reads.placeholder)
+    wanted = counts.pop() * reads.per_observation
+    return None if found == wanted else f"its prompt has {found} placeholder tokens, and its arrays fill {wanted}."

@@ -31,6 +31,18 @@ class Given(NamedTuple):
     """[P, hidden] embeddings."""
 
 
+class StepTokens(NamedTuple):
+    """Tokens of one forward pass, [T] each; the tokens of a row are adjacent."""
+
+    token_ids: Int64Array
+    rows: Int64Array
+    positions: Int64Array
+    wanted: Int64Array
+    """[N], ascending: indices of the tokens whose logits are returned."""
+    given: Given | None = None
+    """Embeddings that replace the ones of some tokens."""
+
+
 Logits = Callable[[], Tensor]
 """Waits for a started pass and returns [at least N, vocabulary]; rows after the first N are padding. The next pass may
 overwrite the result. On an accelerator the transfer of the values may still be in progress."""
@@ -52,25 +64,11 @@ class Runner(Protocol):
     def invariance(self) -> str:
         """Returns the reason why a row's bits are independent of other rows, if they are."""
 
-    def start(
-        self,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        given: Given | None = None,
-    ) -> Logits:
-        """Starts a forward pass.
-
-        token_ids, rows, positions [T]: the tokens of a row are adjacent. wanted [N], ascending: indices of the tokens
-        whose logits are returned. given: embeddings that replace the ones of some tokens.
-        May return before the pass ends; none of its inputs may change until the returned function was called.
-        """
-        ...
+    def start(self, step: StepTokens) -> Logits:
+        """Starts a forward pass, which may last until the returned function is called; no array may change before."""
 
     def rebind(self) -> None:
         """Updates the addresses after the KV pool or the model's parameters moved."""
-        ...
 
 
 def embed_tokens(model: PreTrainedModel, token_ids: Tensor, given: Given) -> Tensor:
@@ -91,18 +89,10 @@ class ModelRunner:
 
     @property
     def invariance(self) -> str:
-        """See Runner."""
         return f"rows are padded to {self.pad_rows}"
 
-    def start(
-        self,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        given: Given | None = None,
-    ) -> Logits:
-        """See Runner."""
+    def start(self, step: StepTokens) -> Logits:
+        token_ids, rows, positions, wanted, given = step
         device = self.model.device
         padding = np.arange(max(self.pad_rows - len(rows), 0))
         # Padding tokens write to the spare row, which is never read.

@@ -49,7 +49,6 @@ class PlainSampler(Protocol):
 
         A greedy token gets its log-prob at temperature 1.
         """
-        ...
 
 
 class KernelSampler:
@@ -117,7 +116,7 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
         _check_finite(logprobs)
         return tokens, logprobs
     logits = logits.float()  # Added biases would be lost in half precision.
-    params = [table.params(row) for row in rows]
+    params = [table.occupant(row).request.params for row in rows]
     raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
     has_distribution = np.ones(len(rows), np.bool_)
     reshaped = [at for at, own in enumerate(params) if reshapes_logits(own)]
@@ -146,9 +145,7 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
 
 
 def _are_drawable(logits: Tensor) -> BoolArray:
-    """Returns [N], True for each row of logits [N, V] that is a distribution: minus infinity forbids a token, no other
-    value is infinite.
-    """
+    """Returns [N], True for each row of logits [N, V] that is a distribution: only minus infinity may be infinite."""
     found: BoolArray = logits.amax(-1).isfinite().cpu().numpy()  # The maximum is NaN if one of them is.
     return found
 

@@ -48,7 +48,6 @@ class Scheduler:
         self._prepared: Plan | None = None
 
     def add(self, sequence: SequenceState) -> None:
-        """Queues a sequence."""
         self._prepared = None
         bisect.insort(self.waiting, sequence, key=_arrival)
 
@@ -171,9 +170,7 @@ class Scheduler:
         return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
     def _reserve_cells(self, sequence: SequenceState, tokens: int) -> bool:
-        """Makes room, freeing cells of ended sequences. Returns True on success, and for a preempted sequence, which
-        needs none.
-        """
+        """Makes room, freeing cells of ended sequences. Returns True on success; a preempted sequence needs no room."""
         while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
             if not self._prefixes.retained.evict():
                 return False

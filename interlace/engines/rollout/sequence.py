@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 
 from interlace.core.guide import Guide
 from interlace.core.random import stable_hash
-from interlace.core.types import Request, SamplingParams
+from interlace.core.types import Request
 from interlace.engines.rollout.filters import reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
 
 
 def marks_of(token_ids: Int64Array, size: int) -> list[int]:
-    """Returns checksums of the first `size` tokens, of the first 2 `size` tokens, and so on. Users compare the tokens
-    too.
-    """
+    """Returns checksums of the first `size` tokens, of the first 2 `size`, and so on. Users compare the tokens too."""
     content = token_ids.astype(np.int64, copy=False).tobytes()
     marks, mark, step = [], 0, 8 * size
     for start in range(0, len(content) - step + 1, step):
@@ -64,22 +62,16 @@ class SequenceState:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Returns True if its keys depend only on its tokens and the newest weights, so that other sequences may share
-        them.
-        """
+        """Returns True if others may share its keys, which then depend only on its tokens and the newest weights."""
         return self.request.inputs is None and self.version is None
 
     @property
     def num_prompt(self) -> int:
-        """Counts the tokens before the first sampled one: the prompt's, and the query for the first one if there is
-        one.
-        """
+        """Counts the tokens before the first sampled one: the prompt's, and the query for it if there is one."""
         return len(self.request.prompt_ids) + bool(self.request.query_ids)
 
     def marks(self, size: int) -> list[int]:
-        """Returns marks_of() its tokens, computed once for each length. size: tokens between two marks, always the
-        same.
-        """
+        """Returns marks_of() its tokens, computed once for each length. size: always the same."""
         if self._marks[0] != len(self.token_ids):
             self._marks = len(self.token_ids), marks_of(np.asarray(self.token_ids, np.int64), size)
         return self._marks[1]
@@ -130,7 +122,6 @@ class SequenceTable:
 
     @property
     def num_free(self) -> int:
-        """Returns the number of free rows."""
         return len(self._free)
 
     def enter(self, sequence: SequenceState) -> None:
@@ -191,10 +182,6 @@ class SequenceTable:
         drawn = slice(prompt, int(self.num_tokens[row]))
         arrays = (self.token_ids, self.logprobs, self.versions)
         return DrawnTokens(*(array[row, drawn].tolist() for array in arrays))
-
-    def params(self, row: int) -> SamplingParams:
-        """Returns the sampling parameters of the sequence in a row."""
-        return self.occupant(row).request.params
 
     def occupant(self, row: int) -> SequenceState:
         """Returns the sequence in a row."""

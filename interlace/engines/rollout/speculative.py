@@ -73,9 +73,7 @@ class Speculator:
         """True if the table contains drafts."""
 
     def guess(self, rows: Int64Array) -> int | None:
-        """Writes drafts after the known tokens of the running rows. Returns the number of passes until the next call;
-        None for any number.
-        """
+        """Writes drafts after the known tokens of the running rows. Returns the passes until the next call, or None."""
         table = self._table
         if self.has_guessed:
             table.num_drafts[~table.at_once] = 0

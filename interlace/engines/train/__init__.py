@@ -49,28 +49,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CriticEngine": "critic",
-    "critic_model": "critic",
-    "LogprobEngine": "engine",
-    "TrainEngine": "engine",
-    "save_model": "export",
-    "ImplicitRewardEngine": "implicit_reward",
-    "Adapter": "lora",
-    "OptimizerState": "optimizer",
-    "RewardModelEngine": "reward_model",
-    "new_reward_model": "reward_model",
-    "make_pair_sample": "reward_model",
-    "TeacherEngine": "teacher",
-    "preference_sample": "sft",
-    "scale_loss": "sft",
-    "sft_loss": "sft",
-    "make_supervised_sample": "sft",
+    "critic": ("CriticEngine", "critic_model"),
+    "engine": ("LogprobEngine", "TrainEngine"),
+    "export": ("save_model",),
+    "implicit_reward": ("ImplicitRewardEngine",),
+    "lora": ("Adapter",),
+    "optimizer": ("OptimizerState",),
+    "reward_model": ("RewardModelEngine", "make_pair_sample", "new_reward_model"),
+    "sft": ("make_supervised_sample", "preference_sample", "scale_loss", "sft_loss"),
+    "teacher": ("TeacherEngine",),
 }
-"""Module of this folder that defines each name; all of these modules import torch."""
+"""Modules of this folder that import torch, with the names of this package that they define."""
 
 
 def __getattr__(name: str) -> object:
     """Imports an engine, and with it torch, at its first use."""
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

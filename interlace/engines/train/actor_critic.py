@@ -39,7 +39,7 @@ class ActorCriticEngine(TransitionEngine):
     @property
     def log_temperature(self) -> nn.Parameter:
         """Returns the logarithm of the weight of the entropy, a single number."""
-        return self._temperature.value
+        return self._temperature["value"]
 
     def act(self, row: ContextRow, states_BF: Tensor, noise_BC: Tensor) -> tuple[Tensor, Tensor]:
         """Draws chunks of the policy. Returns actions [B, C] and log-probs [B], with gradient."""
@@ -48,7 +48,6 @@ class ActorCriticEngine(TransitionEngine):
         return actions, logprobs.sum(1)
 
     def collect_learned_metrics(self) -> Metrics:
-        """Returns means over the updates since the last call, and the temperature."""
         return super().collect_learned_metrics() | {"off_policy/temperature": self.temperature}
 
     def last_errors(self) -> FloatArray:
@@ -65,7 +64,7 @@ class ActorCriticEngine(TransitionEngine):
             self.targets = self.critics  # they normalise current and next states together, and need no others
         else:
             self.targets = self._add_follower("targets", Ensemble(size, settings, seed=0, count=count), self.critics)
-        self._temperature = _Scalar(math.log(settings.initial_temperature))
+        self._temperature = nn.ParameterDict({"value": torch.tensor(math.log(settings.initial_temperature))})
         self._add_trained("temperature", self._temperature, settings.temperature_lr)
         target = settings.target_entropy
         self._target_entropy = -float(num_actions) if target is None else target
@@ -102,7 +101,6 @@ class ActorCriticEngine(TransitionEngine):
         return self._algorithm.td_targets(learnt.rewards, learnt.discounts, smallest, logprobs, counted), found
 
     def _update_policy(self, learnt: Learnt, noise: Tensor) -> None:
-        """Updates the policy and the temperature."""
         self.critics.requires_grad_(False)
         actions, logprobs = self.act(learnt.row, learnt.states, noise)
         found = self.critics(learnt.states, actions)
@@ -120,11 +118,3 @@ class ActorCriticEngine(TransitionEngine):
         if wanted < count:
             values_NB = values_NB[torch.from_numpy(np.sort(draw.permutation(count)[:wanted])).to(values_NB.device)]
         return values_NB.min(0).values
-
-
-class _Scalar(nn.Module):
-    """A single trained number."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor(value))

@@ -45,9 +45,26 @@ class HostCopy:
 
     files: Sequence[Files]
     """Files that only rank 0 writes, whole."""
-    optimizer: HostShards
+    tensors: Mapping[str, Tensor]
+    """This rank's shards of the optimizer's state; of ranks with equal shards, only the first has them here."""
+    places: Mapping[str, tuple[Sequence[int], Sequence[int]]]
+    """Offset of each shard in the whole tensor, and the shape of the whole tensor."""
     rank: int
     num_ranks: int
+
+    @classmethod
+    def of(cls, files: Sequence[Files], state: OptimizerState, ranks: Ranks) -> HostCopy:
+        """Copies the part of an optimizer's state that this rank writes, and adds files that were copied."""
+        from interlace.weights.shards import box_of, local_part
+
+        own = {name: tensor for name, tensor in state.items() if ranks.is_first_holder(tensor)}
+        return cls(
+            files=files if ranks.rank == 0 else (),
+            tensors={name: host_copy(local_part(tensor)).contiguous() for name, tensor in own.items()},
+            places={name: (box_of(tensor).start, tuple(tensor.shape)) for name, tensor in own.items()},
+            rank=ranks.rank,
+            num_ranks=ranks.num_ranks,
+        )
 
     def write(self, folder: Path) -> None:
         """Writes this rank's files, from any thread. Raises DiskFullError if the disk is full."""
@@ -59,28 +76,7 @@ class HostCopy:
             state = folder / OPTIMIZER_FOLDER
             state.mkdir(parents=True, exist_ok=True)
             file = state / f"rank-{self.rank}-of-{self.num_ranks}.safetensors"
-            save_file(dict(self.optimizer.tensors), file, metadata={PLACES: json.dumps(self.optimizer.places)})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class HostShards:
-    """Part of an optimizer's state that one rank writes."""
-
-    tensors: Mapping[str, Tensor]
-    """This rank's shards; of ranks with equal shards, only the first has them here."""
-    places: Mapping[str, tuple[Sequence[int], Sequence[int]]]
-    """Offset of each shard in the whole tensor, and the shape of the whole tensor."""
-
-
-def host_shards(state: OptimizerState, ranks: Ranks) -> HostShards:
-    """Copies the part of an optimizer's state that one rank writes."""
-    from interlace.weights.shards import box_of, local_part
-
-    own = {name: tensor for name, tensor in state.items() if ranks.is_first_holder(tensor)}
-    return HostShards(
-        tensors={name: host_copy(local_part(tensor)).contiguous() for name, tensor in own.items()},
-        places={name: (box_of(tensor).start, tuple(tensor.shape)) for name, tensor in own.items()},
-    )
+            save_file(dict(self.tensors), file, metadata={PLACES: json.dumps(self.places)})
 
 
 def read_optimizer(optimizer: Optimizer, folder: Path) -> None:

@@ -55,6 +55,8 @@ def check_value_head(policy: PreTrainedModel) -> None:
 class CriticEngine(TrainedEngine):
     """Values and their training. model: a token classifier with one label."""
 
+    prefix = "critic"
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -70,7 +72,6 @@ class CriticEngine(TrainedEngine):
             tokens_per_microbatch=tokens_per_microbatch,
             optimizer=config.optimizer,
             device=device,
-            prefix="critic",
             ranks=ranks,
         )
         self.config = config

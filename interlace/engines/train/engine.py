@@ -17,7 +17,7 @@ import torch
 from interlace.core.training import LossFn, LossInputs, LossOutputs, check_outputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import list_exact_names, model_files
-from interlace.engines.train.minibatch import Minibatch, MinibatchTotals, policy_values
+from interlace.engines.train.minibatch import Minibatch, policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class TrainEngine(TrainedEngine):
     The `loss` defines the algorithm; supervised fine-tuning is `sft_loss`.
     """
 
+    prefix = "actor"
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -89,7 +91,6 @@ class TrainEngine(TrainedEngine):
             tokens_per_microbatch=config.tokens_per_microbatch,
             optimizer=optimizer,
             device=device,
-            prefix="actor",
             ranks=ranks,
         )
         self.config, self._adapter = config, adapter
@@ -155,8 +156,7 @@ class TrainEngine(TrainedEngine):
             self._add(totals, batch, self._aggregate(outputs, batch), outputs.metrics_T)
             totals.add_values(outputs.sample_metrics_N)
         self._ranks.reshard(self.model)
-        texts = self._ranks.gather_texts(totals.close().text())[:: self._ranks.shape.copies]
-        return MinibatchTotals.over_ranks([MinibatchTotals.parse(text) for text in texts]).metrics()
+        return totals.close().over_ranks(self._ranks).metrics()
 
     def _make_inputs(self, batch: MicroBatch, columns: Columns) -> LossInputs:
         top_T2K = columns.teacher_top_T2K

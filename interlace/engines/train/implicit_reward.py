@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class ImplicitRewardEngine(TrainedEngine):
     """Process rewards and their training. model: a causal LM, initially the reference."""
 
+    prefix = "process_reward"
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -47,7 +49,6 @@ class ImplicitRewardEngine(TrainedEngine):
             tokens_per_microbatch=tokens_per_microbatch,
             optimizer=config.optimizer,
             device=device,
-            prefix="process_reward",
             ranks=ranks,
         )
         self.config, self._temperature = config, temperature

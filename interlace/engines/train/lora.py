@@ -97,7 +97,6 @@ class Adapter:
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Disables the adapter inside the context."""
         self._enable_adapters(False)
         try:
             yield
@@ -184,9 +183,7 @@ class Adapter:
 
 
 def num_lora_parameters(model: nn.Module, config: LoraConfig) -> int:
-    """Counts an adapter's parameters without a head; the model may be on the meta device. Raises UserError as Adapter
-    does.
-    """
+    """Counts an adapter's parameters without a head; the model may be on meta. Raises UserError as Adapter does."""
     shapes = [module.weight.shape for module in _find_targets(model, config).values()]
     return sum(config.rank * (rows + columns) for rows, columns in shapes)
 

@@ -48,7 +48,6 @@ def _is_faster() -> bool:
 
 @cache
 def _is_intel() -> bool:
-    """Returns whether the processor is Intel's."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

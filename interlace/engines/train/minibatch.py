@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from interlace.core.training import LossInputs, LossOutputs
     from interlace.core.types import Metrics
+    from interlace.engines.train.ranks import Ranks
 
 SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)
@@ -41,26 +42,19 @@ class MinibatchTotals:
         """Returns the divisor of the loss and its gradient."""
         return self.denominators.get(LOSS, 0.0)
 
-    def text(self) -> str:
-        """Returns the totals as text, to be sent between ranks; all numbers stay exact."""
-        return json.dumps([self.count, dict(self.sums), dict(self.denominators), dict(self.maxima)])
+    def over_ranks(self, ranks: Ranks) -> MinibatchTotals:
+        """Adds up the totals of all ranks, which are sent as text; all numbers stay exact. Collective."""
+        # Ranks that were called with the same samples have the same sums.
+        texts = ranks.gather_texts(json.dumps(asdict(self)))[:: ranks.shape.copies]
+        return self.add_up([MinibatchTotals(**json.loads(text)) for text in texts])
 
     @classmethod
-    def parse(cls, text: str) -> MinibatchTotals:
-        """Parses the result of `text`."""
-        count, sums, denominators, maxima = json.loads(text)
-        return cls(count=count, sums=sums, denominators=denominators, maxima=maxima)
-
-    @classmethod
-    def over_ranks(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
-        """Adds up the totals of all ranks. A rank without samples has no sums."""
+    def add_up(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
         return cls(
             count=sum(part.count for part in parts),
-            sums={name: sum(values) for name, values in _by_name([part.sums for part in parts]).items()},
-            denominators={
-                name: sum(values) for name, values in _by_name([part.denominators for part in parts]).items()
-            },
-            maxima={name: max(values) for name, values in _by_name([part.maxima for part in parts]).items()},
+            sums=_combine(sum, [part.sums for part in parts]),
+            denominators=_combine(sum, [part.denominators for part in parts]),
+            maxima=_combine(max, [part.maxima for part in parts]),
         )
 
     def metrics(self) -> Metrics:
@@ -68,9 +62,9 @@ class MinibatchTotals:
         return {name: total / self.denominators[name] for name, total in self.sums.items()} | dict(self.maxima)
 
 
-def _by_name(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+def _combine(function: Callable[[list[float]], float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: function([part[name] for part in parts if name in part]) for name in names}
 
 
 class Minibatch:

@@ -62,7 +62,6 @@ class Optimizer:
 
     @property
     def next_lr(self) -> float:
-        """Returns the learning rate of the next step."""
         return self.config.lr_at(self.step_count)
 
     def grad_norm(self, denominator: float) -> Tensor:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
 from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.core.trajectory import mark_predicted
-from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
+from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
 from interlace.engines.train.config import SpeedupConfig
 from interlace.engines.train.export import list_named_weights, model_files
-from interlace.engines.train.minibatch import Minibatch, MinibatchReport, MinibatchTotals, merge_metrics
+from interlace.engines.train.minibatch import Minibatch, MinibatchReport, merge_metrics
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
-from interlace.engines.train.packing import (
-    PlanQueue,
-    SamplePlan,
-    collate,
-    placeholder,
-    split_samples,
-)
+from interlace.engines.train.packing import PlanQueue, SamplePlan, collate, placeholder, split_samples
 from interlace.engines.train.prefetch import prefetch
 from interlace.engines.train.probes import check_backward, check_router_loss
 from interlace.engines.train.ranks import Ranks
@@ -89,15 +83,8 @@ class PackedEngine:
         self._ranks.reshard(self.model)  # gathered parameters would not be moved
         self.model._apply(move)
 
-    def _split(self, samples: Sequence[Sample]) -> list[Sequence[int]]:
-        """Returns micro-batches as indices, padded with empty ones up to the largest number of any rank.
-
-        Samples without a response are left out.
-        """
-        return self._with_others(self._own_split(samples))
-
     def _own_split(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Returns this rank's micro-batches, as indices."""
+        """Returns this rank's micro-batches, as indices, without samples that have no response."""
         present = [index for index, sample in enumerate(samples) if _has_predictions(sample)]
         answered = [samples[index] for index in present]
         split = split_samples(answered, self._tokens_per_microbatch, padded=not self.packed.is_packed)
@@ -111,7 +98,7 @@ class PackedEngine:
         """Runs a forward pass with no effect on the loss, because other ranks have one more micro-batch."""
         return self.packed.outputs(batch).sum() * 0
 
-    def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
+    def _collate(self, samples: Sequence[Sample], masks: Sequence[BoolArray | None]) -> MicroBatch:
         packed = self.packed
         padded, mesh = not packed.is_packed, self._ranks.context_mesh
         batch = collate(samples, packed.device, padded=padded, masks=masks, placeholder=packed.placeholder)
@@ -124,7 +111,7 @@ class PackedEngine:
         """Returns [L] for each sample: the results of `compute` for the response tokens of each micro-batch; 0 at a
         token that begins a context, which nothing predicts, and, if drawn_only, at tokens that were not drawn."""
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
-        split = self._split(samples)
+        split = self._with_others(self._own_split(samples))
         asked = [
             sample.loss_mask if drawn_only else mark_predicted(sample.segments, sample.num_prompt_tokens)
             for sample in samples
@@ -132,8 +119,8 @@ class PackedEngine:
 
         def prepare(rows: Sequence[int]) -> MicroBatch:
             if not rows:
-                return self._collate([placeholder()], masks=[None])
-            return self._collate([samples[row] for row in rows], masks=[asked[row] for row in rows])
+                return self._collate([placeholder()], [None])
+            return self._collate([samples[row] for row in rows], [asked[row] for row in rows])
 
         for rows, batch in zip(split, prefetch(prepare, split), strict=True):
             if not rows:
@@ -166,10 +153,10 @@ _PROBE_TOKENS = 32
 
 
 class TrainedEngine(PackedEngine, ABC):
-    """A packed engine with an optimizer and an open minibatch. Trained parameters become float32.
+    """A packed engine with an optimizer and an open minibatch. Trained parameters become float32."""
 
-    prefix: prefix of the engine's metrics.
-    """
+    prefix: ClassVar[str]
+    """Prefix of the engine's metrics."""
 
     def __init__(
         self,
@@ -179,7 +166,6 @@ class TrainedEngine(PackedEngine, ABC):
         tokens_per_microbatch: int,
         optimizer: OptimizerConfig,
         device: str,
-        prefix: str,
         ranks: Ranks | None,
         speedups: SpeedupConfig | None = None,
     ) -> None:
@@ -197,7 +183,6 @@ class TrainedEngine(PackedEngine, ABC):
         check_router_loss(model)
         self.optimizer = Optimizer(model, optimizer)
         """Optimizer of the trained parameters."""
-        self._prefix = prefix
         self._minibatch = Minibatch()
         self._reports: list[MinibatchReport] = []
         """The step's closed minibatches."""
@@ -208,7 +193,7 @@ class TrainedEngine(PackedEngine, ABC):
         """Flag: the step's remaining minibatches are dropped."""
         check_backward(
             model,
-            lambda: self._run_empty_pass(self._collate([placeholder(_PROBE_TOKENS)], masks=[None])),
+            lambda: self._run_empty_pass(self._collate([placeholder(_PROBE_TOKENS)], [None])),
             None if trained.reshard or self._ranks.is_alone else self._ranks,
         )
         self.optimizer.zero_grad()
@@ -256,12 +241,8 @@ class TrainedEngine(PackedEngine, ABC):
         erase the weights.
         """
         if not (self._trained.reshard or self._ranks.is_alone):
-            self._ranks.reduce(self.model, self._run_empty_pass(self._collate([placeholder()], masks=[None])))
-        own, self._minibatch = self._minibatch.close(), Minibatch()
-        closed = MinibatchTotals.over_ranks(
-            # Ranks that were called with the same samples have the same sums.
-            [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())[:: self._ranks.shape.copies]]
-        )
+            self._ranks.reduce(self.model, self._run_empty_pass(self._collate([placeholder()], [None])))
+        closed, self._minibatch = self._minibatch.close().over_ranks(self._ranks), Minibatch()
         metrics = self._derive(closed.metrics()) if closed.count else {}
         weights = {self._named(name): closed.denominators.get(name, closed.count) for name in metrics}
         metrics["lr"] = self.optimizer.next_lr
@@ -285,7 +266,7 @@ class TrainedEngine(PackedEngine, ABC):
         return found
 
     def _named(self, metric: str) -> str:
-        return f"{self._prefix}/{metric}"
+        return f"{self.prefix}/{metric}"
 
     def _movable(self) -> dict[str, Callable[[Move], None]]:
         """Returns the functions that move gradients, moments and weights.
@@ -322,14 +303,7 @@ class TrainedEngine(PackedEngine, ABC):
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
         """Copies the state of a checkpoint, to be written while training continues. Collective."""
-        files = self._copy_files(tokenizer)
-        ranks = self._ranks
-        return HostCopy(
-            files=files if ranks.rank == 0 else (),
-            optimizer=host_shards(self.optimizer.state_dict(), ranks),
-            rank=ranks.rank,
-            num_ranks=ranks.num_ranks,
-        )
+        return HostCopy.of(self._copy_files(tokenizer), self.optimizer.state_dict(), self._ranks)
 
     def load_optimizer(self, folder: Path) -> None:
         """Restores the optimizer's saved state; the weights are loaded with the model."""
@@ -340,7 +314,6 @@ class TrainedEngine(PackedEngine, ABC):
         self._ranks.leave()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
-        """Copies the files of a Hugging Face folder."""
         weights = self.weights()
         if self._ranks.is_alone:  # with several ranks, the weights are copies already
             weights = {name: host_copy(tensor) for name, tensor in weights.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -281,12 +281,9 @@ LaidOut: TypeAlias = "tuple[MicroBatch, Columns]"
 """Layout of the samples of a micro-batch, and their values."""
 
 
-class Collate(Protocol):
-    """Lays out samples as one micro-batch."""
-
-    def __call__(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
-        """masks: [L] of each sample, True on the tokens that are computed; None for all."""
-        ...
+Collate: TypeAlias = "Callable[[Sequence[Sample], Sequence[BoolArray | None]], MicroBatch]"
+"""Lays out samples as one micro-batch, for the mask [L] of each sample: True on the tokens that are computed; None for
+all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -319,7 +316,7 @@ class PlanQueue:
         def make(rows: Sequence[int]) -> LaidOut:
             chosen = [trained[row] for row in rows] or [placeholder()]
             masks = [sample.loss_mask for sample in chosen]
-            return self._collate(chosen, masks=masks), read_columns(chosen, self._device, masks)
+            return self._collate(chosen, masks), read_columns(chosen, self._device, masks)
 
         return SamplePlan(make=make, split=self._split(trained))
 
@@ -329,5 +326,4 @@ class PlanQueue:
         self._plans.append(replace(plan, first=plan.make(plan.split[0])) if plan.split else plan)
 
     def take(self) -> SamplePlan:
-        """Removes and returns the earliest plan."""
         return self._plans.popleft()

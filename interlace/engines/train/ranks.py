@@ -89,7 +89,6 @@ class Ranks:
         return made
 
     def leave(self) -> None:
-        """Leaves the group."""
         if not self.is_alone:
             from torch import distributed
 
@@ -161,9 +160,7 @@ class Ranks:
                 module.to(device)
         return {parameter for module in found for parameter in module.parameters()}
 
-    def _shard_over(
-        self, mesh: DeviceMesh, model: nn.Module, *, reshard: bool, dealt: set[nn.Parameter] | None = None
-    ) -> None:
+    def _shard_over(self, mesh: DeviceMesh, model: nn.Module, *, reshard: bool, dealt: set[nn.Parameter]) -> None:
         from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -197,7 +194,6 @@ class Ranks:
             module.reshard()
 
     def largest(self, number: int) -> int:
-        """Returns the largest number of all ranks."""
         return number if self.is_alone else max(map(int, self.gather_texts(str(number))))
 
     def gather_texts(self, text: str) -> list[str]:

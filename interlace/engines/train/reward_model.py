@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from interlace.core.errors import UserError
+from interlace.core.trajectory import count_common
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.checkpoint import host_copy
 from interlace.engines.train.critic import critic_model
@@ -88,7 +89,9 @@ def make_pair_sample(
     chosen, rejected = np.asarray(chosen_ids, np.int32), np.asarray(rejected_ids, np.int32)
     if not len(chosen) or not len(rejected):
         raise ValueError("a text without tokens has no score")
-    shared = _num_shared(chosen, rejected)
+    shared = count_common(chosen, rejected)
+    if not shared:
+        raise ValueError("the texts of a pair begin with different tokens: they do not have the same prompt")
     segments = tuple(_make_scored_segment(ids[shared:], end_id) for ids in (chosen, rejected))
     signs = np.repeat([1, -1], [len(segment.token_ids) for segment in segments])
     return Sample(
@@ -102,13 +105,3 @@ def make_pair_sample(
 
 def _make_scored_segment(ids: IntArray, end_id: int) -> Segment:
     return Segment(token_ids=np.append(ids, np.int32(end_id)), sampled=np.arange(len(ids) + 1) == len(ids))
-
-
-def _num_shared(first: IntArray, second: IntArray) -> int:
-    """Counts the tokens with which both texts begin, at least one. Raises ValueError if there is none."""
-    length = min(len(first), len(second))
-    different = np.flatnonzero(first[:length] != second[:length])
-    shared = int(different[0]) if len(different) else length
-    if not shared:
-        raise ValueError("the texts of a pair begin with different tokens: they do not have the same prompt")
-    return shared

@@ -38,11 +38,9 @@ class TeacherEngine(LogprobEngine):
 
     @property
     def num_weight_bytes(self) -> int:
-        """Returns the bytes of the weights of all models."""
         return super().num_weight_bytes + sum(other.num_weight_bytes for other in self._others)
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Computes [L] response-token log-probs of each sample, in nats."""
         if self._read is not None:
             samples = [replace(sample, prompt=self._read(sample.prompt)) for sample in samples]
         found = [super().logprobs(samples), *(other.logprobs(samples) for other in self._others)]

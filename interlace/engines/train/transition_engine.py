@@ -142,7 +142,6 @@ class _Parts(dict[str, _Part]):
                 part.optimizer.state[parameter] = {kind: saved[f"{kind}:{name}"] for kind in kinds}
 
     def move(self, move: Move) -> None:
-        """Moves all tensors to another device."""
         for part in self.values():
             part.network._apply(move)
             for state in part.optimizer.state.values() if part.optimizer else ():
@@ -156,7 +155,6 @@ class _StateFile:
     tensors: Mapping[str, Tensor]
 
     def write(self, folder: Path) -> None:
-        """Writes the file."""
         from safetensors.torch import save_file
 
         save_file(dict(self.tensors), folder / STATE_FILE)
@@ -298,7 +296,8 @@ class TransitionEngine(TrainEngine):
         """Adds a network that Adam trains."""
         network = network.to(self.packed.device)
         adam = torch.optim.Adam(network.parameters(), lr=lr, betas=betas, fused=True)
-        self._parts[name] = _Part(network=network, optimizer=adam, names=_name_parameters(name, network))
+        names = {each: f"{name}.{key}" for key, each in network.named_parameters()}
+        self._parts[name] = _Part(network=network, optimizer=adam, names=names)
         return network
 
     def _add_follower(self, name: str, network: ModuleT, followed: ModuleT) -> ModuleT:
@@ -313,7 +312,6 @@ class TransitionEngine(TrainEngine):
         return stable_hash(name, self._seed) % 2**63
 
     def _step(self, name: str, loss: Tensor) -> None:
-        """Makes one step of a part's optimizer."""
         optimizer = self._parts[name].optimizer
         assert optimizer
         loss.backward()
@@ -364,7 +362,3 @@ def follow(follower: nn.Module, network: nn.Module, share: float) -> None:
     moved: list[Tensor] = [*follower.parameters()]
     own: list[Tensor] = [*network.parameters()]
     torch._foreach_lerp_(moved, own, share)
-
-
-def _name_parameters(name: str, network: nn.Module) -> dict[nn.Parameter, str]:
-    return {each: f"{name}.{key}" for key, each in network.named_parameters()}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
+from interlace.core.trajectory import count_common
 from interlace.core.types import NO_GROUP, FinishReason, Prompt, Request, Response, Sample, SampleKey
 from interlace.rollouts.session import EpisodeSession
-from interlace.rollouts.turns import count_common
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.run.host import session_limits
 from interlace.run.recipe.load import load_recipe

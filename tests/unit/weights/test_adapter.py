@@ -84,7 +84,7 @@ def test_bfloat16_weights_are_the_trainers_to_the_bit() -> None:
     step(engine, 0)
     writer = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone")))
     take_in(served, WeightReader(), WeightRef(version=1, parts=(engine.write_weights(writer, 1, copy=True),)))
-    state = served._model.state_dict()
+    state = served.model.state_dict()
     for name, tensor in engine.weights().items():
         assert torch.equal(state[name], tensor), name
 
@@ -129,7 +129,7 @@ def test_sequences_end_under_the_adapter_that_they_began_with(kernels: bool) -> 
 def test_whole_weights_are_not_held_side_by_side() -> None:
     served = serving("qwen2")
     with pytest.raises(UserError, match=r"weights\.adapter=alone"):
-        served.update_weights(dict(served._model.state_dict()), 1, "own")
+        served.update_weights(dict(served.model.state_dict()), 1, "own")
 
 
 def test_another_base_is_refused_and_the_old_weights_serve() -> None:
@@ -138,12 +138,12 @@ def test_another_base_is_refused_and_the_old_weights_serve() -> None:
     writer = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone")))
     ref = WeightRef(version=1, parts=(engine.write_weights(writer, 1, copy=True),))
     with torch.no_grad():
-        served._model.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
-    before = {name: tensor.clone() for name, tensor in served._model.state_dict().items()}
+        served.model.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
+    before = {name: tensor.clone() for name, tensor in served.model.state_dict().items()}
     with pytest.raises(UserError, match="another than the one that the adapter was trained on"):
         take_in(served, WeightReader(), ref)
     assert served.version == 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in served._model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in served.model.state_dict().items())
 
 
 def test_an_adapter_is_added_to_the_base_that_was_loaded_last(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
-from interlace.engines.rollout.config import EngineConfig
+from interlace.engines.rollout.config import EngineConfig, KVNeeds
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,12 +51,7 @@ class EngineSite:
     """Folder for the logs of servers that the engine starts; None for a temporary one."""
     detaches: bool = False
     """True if servers with a lease are no children of this process, because it may end before the run, as on Ray."""
-    longest: int = 1
-    """Tokens of the longest sequence of the run."""
-    reserved_bytes: int = 0
-    """Bytes of each device that other workers need."""
-    copied_bytes: int = 0
-    """Bytes of weights that the engine keeps in addition to the model."""
+    kv_needs: KVNeeds = KVNeeds()
 
 
 class EngineKind(ABC):

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import AddressConfig
 from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
-from interlace.engines.rollout.kinds.base import LACKS, end_tokens, link_settings
+from interlace.engines.rollout.kinds.base import LACKS, end_tokens
+from interlace.engines.rollout.protocol import EngineReport, RolloutEngine
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.loading import LoadedModel
 
 
@@ -56,48 +56,40 @@ class AddressKind(EngineKind):
             return "engines at an address need aiohttp: pip install 'interlace[serve]'."
         return None
 
-    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Connects to one server, selected by the index of the instance."""
-        return self.connect(site.url or self.urls[site.instance], loaded, site)
+    def create(self, loaded: "LoadedModel", site: EngineSite) -> RolloutEngine:
+        """Connects to one server, selected by its address or the index of the instance.
 
-    def connect(self, url: str, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Connects to the server at an address. Raises ServiceError or UserError."""
+        Raises ServiceError or UserError.
+        """
         from interlace.engines.rollout.live_weights import LiveWeights
         from interlace.engines.rollout.request_checks import Limits
         from interlace.engines.rollout.services.dialects import dialect_named
-        from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
+        from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
         from interlace.engines.rollout.services.http import Address
         from interlace.engines.rollout.services.link import ServerLink
         from interlace.models.loading import empty_model
         from interlace.weights.saved import find_other_form
 
-        address, dialect = Address(url=url, key=self.key), dialect_named(self.config.dialect)
+        address = Address(url=site.url or self.urls[site.instance], key=self.key)
+        dialect = dialect_named(self.config.dialect)
         own_stops = end_tokens(loaded)
-        link = ServerLink(
-            lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
-            link_settings(self.config, start_s=self.config.health_timeout_s),
-        )
+        link = ServerLink(lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops), self.config)
         capacity = link.open()
         context = capacity.context or self.config.kv_tokens
         vocab_size = loaded.model.config.get_text_config().vocab_size
-        limits = Limits(
-            context=context, longest=max(context, self.config.kv_tokens), vocab_size=vocab_size, has_tokenizer=True,
-            reads=None,
-        )  # fmt: skip
+        limits = Limits(context=context, longest=max(context, self.config.kv_tokens), vocab_size=vocab_size)
         is_ours = self.config.dialect == "interlace"
         same_noise = is_ours and capacity.seed == site.seed
-        traits = ServiceTraits(
-            name=f"a server of dialect {self.config.dialect}",
+        other_noise = f"the server draws with seed {capacity.seed}, and the run's seed is {site.seed}"
+        report = EngineReport(
+            attention=f"a server of dialect {self.config.dialect}",
             invariant=same_noise,
             reason="it is the native engine" if is_ours else "its kernels depend on the batch",
-            notes=()
-            if same_noise or not is_ours
-            else (f"the server draws with seed {capacity.seed}, and the run's seed is {site.seed}",),
+            notes=(other_noise,) if is_ours and not same_noise else (),
         )
         empty = empty_model(site.model)
         form = None if is_ours else find_other_form(empty)
-        model = ServedModel(limits=limits, weights=LiveWeights(empty), form=form)
-        return ServiceEngine(link, model, traits)
+        return ServiceEngine(link, ServedModel(limits=limits, weights=LiveWeights(empty), form=form), report)
 
 
 def read_urls(file: str | None) -> tuple[str, ...]:

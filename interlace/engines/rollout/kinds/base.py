@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from interlace.core.errors import InterlaceError
-from interlace.engines.rollout.config import ServedConfig, ServiceConfig
+from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
+from interlace.engines.rollout.protocol import EngineMemory, EngineReport, RolloutEngine
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import RolloutEngine
-    from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.http import Address
-    from interlace.engines.rollout.services.link import LinkSettings, ServerLink
+    from interlace.engines.rollout.services.link import ServerLink
     from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
     from interlace.engines.rollout.services.protocol import ServiceCapacity
     from interlace.models.loading import LoadedModel
@@ -57,6 +56,8 @@ class ServedKind(EngineKind, ABC):
     lacks: ClassVar[Mapping[Feature, str]] = LACKS
     dialect: ClassVar[str]
     """Name of the server's dialect."""
+    report: ClassVar[EngineReport]
+    """Report of an engine, with the name of the server as its attention."""
     has_socket_file: ClassVar[bool] = False
     """True if the server listens on a socket file in a private folder instead of a port of the loopback address."""
     reads_manifests: ClassVar[bool] = False
@@ -72,17 +73,12 @@ class ServedKind(EngineKind, ABC):
     def command(self, server: ServerSite) -> "ServerCommand":
         """Returns the command line of the server."""
 
-    @abstractmethod
-    def traits(self) -> "ServiceTraits":
-        """Returns remarks for a report."""
-
-    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
+    def create(self, loaded: "LoadedModel", site: EngineSite) -> RolloutEngine:
         """Adopts a server of a killed process of the run, or starts one, and waits until it is ready.
 
         Raises ServiceError, OutOfMemoryError or DiskFullError.
         """
         from interlace.engines.rollout.live_weights import LiveWeights
-        from interlace.engines.rollout.protocol import EngineMemory
         from interlace.engines.rollout.request_checks import Limits
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
         from interlace.models.loading import empty_model
@@ -90,35 +86,28 @@ class ServedKind(EngineKind, ABC):
         from interlace.weights.saved import find_other_form
 
         size, empty = model_size(loaded.model), empty_model(site.model)
-        opened = self._open_server(loaded, site, size)
-        capacity = opened.capacity
-        context = capacity.context or self.config.kv_tokens
+        link, capacity, server, notes = self._open_server(loaded, site, size)
         limits = Limits(
-            context=context,
+            context=capacity.context or self.config.kv_tokens,
             longest=self.longest_sequence(),
             vocab_size=loaded.model.config.get_text_config().vocab_size,
-            has_tokenizer=True,
-            reads=None,
         )
         model = ServedModel(
             limits=limits,
             weights=LiveWeights(empty),
             form=None if self.reads_own_names else find_other_form(empty),
-            folder=opened.folder / MODEL,
-            manifest_reader=opened.pid if self.reads_manifests else None,
-            memory=EngineMemory(
-                weights=capacity.weight_bytes or size.weight_bytes,
-                kv_cache=capacity.kv_bytes,
-            ),
+            folder=server.lease.folder / MODEL,
+            manifest_reader=server.pid if self.reads_manifests else None,
+            memory=EngineMemory(weights=capacity.weight_bytes or size.weight_bytes, kv_cache=capacity.kv_bytes),
         )
-        traits = self.traits()
         held = f", {capacity.kv_bytes / 2**20:,.0f} MiB" if capacity.kv_bytes else ""
         note = f"KV cache of {self.config.kv_tokens:,} tokens{held} (rollout.max_tokens={self.config.max_tokens})"
-        notes = (*traits.notes, *opened.notes, note)
-        return ServiceEngine(opened.link, model, replace(traits, notes=notes))
+        return ServiceEngine(link, model, replace(self.report, notes=(*notes, note)))
 
-    def _open_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "_OpenServer":
-        """Connects to an adopted server, or else to a new one."""
+    def _open_server(
+        self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize"
+    ) -> "tuple[ServerLink, ServiceCapacity, ServerProcess, tuple[str, ...]]":
+        """Connects to an adopted server, or else to a new one. Returns notes for a report too."""
         from interlace.engines.rollout.services.adoption import NotAdoptedError
         from interlace.engines.rollout.services.dialects import dialect_named
         from interlace.engines.rollout.services.link import ServerLink
@@ -128,7 +117,7 @@ class ServedKind(EngineKind, ABC):
         def link_to(server: "ServerProcess") -> ServerLink:
             return ServerLink(
                 lambda: dialect.connect(server.address, seed=site.seed, own_stops=own_stops),
-                link_settings(self.config, start_s=self.config.start_s),
+                self.config,
                 process=server,
             )
 
@@ -141,16 +130,12 @@ class ServedKind(EngineKind, ABC):
                 except (InterlaceError, OSError) as error:  # TimeoutError is an OSError
                     reason = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else error
                     raise NotAdoptedError(f"the server at {server.address.url} was ended: {reason}") from error
-                adopted = f"the server at {server.address.url}, which runs already, is adopted"
-                return _OpenServer(
-                    link=link, capacity=capacity, pid=server.pid, folder=server.lease.folder, notes=(adopted,)
-                )
+                return link, capacity, server, (f"the server at {server.address.url}, which runs already, is adopted",)
         except NotAdoptedError as error:
             notes = (f"{error}; another one is started",)
         server = self._make_server(loaded, site, size)
         link = link_to(server)
-        capacity = link.open()
-        return _OpenServer(link=link, capacity=capacity, pid=server.pid, folder=server.lease.folder, notes=notes)
+        return link, link.open(), server, notes
 
     def _adopt_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess | None":
         """Returns the server that an earlier process of the run left; None if it left none. Raises NotAdoptedError."""
@@ -191,19 +176,6 @@ class ServedKind(EngineKind, ABC):
         return ServerProcess(command, address, lease, detaches=site.detaches)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OpenServer:
-    """A server that is ready, and the link to it."""
-
-    link: "ServerLink"
-    capacity: "ServiceCapacity"
-    pid: int
-    """Process that leads the server's process group."""
-    folder: Path
-    """Private folder of the server."""
-    notes: tuple[str, ...]
-
-
 def make_private_folder() -> Path:
     """Makes a folder that only the user can enter, in /tmp if TMPDIR is too long for the path of a socket file."""
     is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PARENT
@@ -215,19 +187,6 @@ def describe_model(loaded: "LoadedModel") -> str:
     names = {"_name_or_path": "", "architectures": [type(loaded.model).__name__]}  # saving sets the latter
     settings = {**loaded.model.config.to_dict(), **names}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def link_settings(config: ServiceConfig, *, start_s: float) -> "LinkSettings":
-    """Returns the settings of a link. start_s: seconds for a server to become ready."""
-    from interlace.engines.rollout.services.link import LinkSettings
-
-    return LinkSettings(
-        heartbeat_s=config.heartbeat_s,
-        patience_s=config.health_timeout_s,
-        progress_s=config.progress_s,
-        start_s=start_s,
-        probe_gap=config.probe_gap,
-    )
 
 
 def end_tokens(loaded: "LoadedModel") -> tuple[int, ...]:

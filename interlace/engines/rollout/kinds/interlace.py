@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from interlace.engines.rollout.config import InterlaceConfig
 from interlace.engines.rollout.kinds.base import ServedKind, ServerSite, visible_devices
+from interlace.engines.rollout.protocol import EngineReport
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.process import ServerCommand
 
 
@@ -22,6 +22,7 @@ class InterlaceKind(ServedKind):
     config: InterlaceConfig
     draws_known_ids = True
     dialect = "interlace"
+    report = EngineReport(attention="interlace serve", invariant=True, reason="it is the native engine")
     reads_manifests = True
     reads_own_names = True
     remark = "the native engine in processes with an address"
@@ -49,8 +50,3 @@ class InterlaceKind(ServedKind):
         )
         environment = {"INTERLACE_ADMIN_KEY": server.address.key, **visible_devices(site.devices)}
         return ServerCommand(arguments=arguments, environment=environment)
-
-    def traits(self) -> "ServiceTraits":
-        from interlace.engines.rollout.services.engine import ServiceTraits
-
-        return ServiceTraits(name="interlace serve", invariant=True, reason="it is the native engine")

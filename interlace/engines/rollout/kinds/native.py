@@ -49,7 +49,6 @@ class NativeKind(EngineKind):
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
         from interlace.engines.rollout.engine import NativeEngine
-        from interlace.engines.rollout.kv_size import KVNeeds
         from interlace.models.residence import make_current
 
         make_current(site.devices[0])
@@ -60,5 +59,5 @@ class NativeKind(EngineKind):
             seed=site.seed,
             num_threads=site.num_threads,
             mesh=site.mesh,
-            kv_needs=KVNeeds(longest=site.longest, reserved_bytes=site.reserved_bytes, copied_bytes=site.copied_bytes),
+            kv_needs=site.kv_needs,
         )

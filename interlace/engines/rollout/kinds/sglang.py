@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from interlace.engines.rollout.config import SGLangConfig
 from interlace.engines.rollout.kinds import Feature
 from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
+from interlace.engines.rollout.protocol import EngineReport
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.process import ServerCommand
     from interlace.models.size import ModelSize
 
@@ -22,6 +22,9 @@ class SGLangKind(ServedKind):
     Config = SGLangConfig
     config: SGLangConfig
     dialect = "sglang"
+    report = EngineReport(
+        attention="SGLang", invariant=False, reason="SGLang's noise depends on where a request was resumed"
+    )
     lacks: ClassVar[Mapping[Feature, str]] = {
         **LACKS,
         "truncation": "its log-probs are from before top_p, top_k and min_p",
@@ -61,10 +64,3 @@ class SGLangKind(ServedKind):
             *(("--trust-remote-code",) if site.model.trust_remote_code else ()),
         ]
         return ServerCommand(arguments=arguments, environment=visible_devices(site.devices))
-
-    def traits(self) -> "ServiceTraits":
-        from interlace.engines.rollout.services.engine import ServiceTraits
-
-        return ServiceTraits(
-            name="SGLang", invariant=False, reason="SGLang's noise depends on where a request was resumed"
-        )

@@ -9,11 +9,11 @@ from interlace.core.errors import UserError
 from interlace.engines.rollout.config import VLLMConfig
 from interlace.engines.rollout.kinds import Feature
 from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
+from interlace.engines.rollout.protocol import EngineReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from interlace.engines.rollout.services.engine import ServiceTraits
     from interlace.engines.rollout.services.process import ServerCommand
     from interlace.models.size import ModelSize
 
@@ -33,6 +33,11 @@ class VLLMKind(ServedKind):
     config: VLLMConfig
     lacks: ClassVar[Mapping[Feature, str]] = {**LACKS, "invariance": "its kernels depend on the batch"}
     dialect = "vllm"
+    report = EngineReport(
+        attention="vLLM",
+        invariant=False,
+        reason="vLLM's kernels depend on the batch, and its noise on where a request was resumed",
+    )
     # vLLM's control routes need no key, so a port would be open to every user of the machine.
     has_socket_file = True
     reads_manifests = True
@@ -106,12 +111,3 @@ class VLLMKind(ServedKind):
             **visible_devices(site.devices),
         }
         return ServerCommand(arguments=arguments, environment=environment)
-
-    def traits(self) -> "ServiceTraits":
-        from interlace.engines.rollout.services.engine import ServiceTraits
-
-        return ServiceTraits(
-            name="vLLM",
-            invariant=False,
-            reason="vLLM's kernels depend on the batch, and its noise on where a request was resumed",
-        )

@@ -32,7 +32,6 @@ class ServerRecord(Config):
 
     @property
     def address(self) -> Address:
-        """Returns the address of the server."""
         return Address(url=self.url, key=self.key)
 
 

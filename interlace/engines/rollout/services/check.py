@@ -12,7 +12,8 @@ from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.dialects import dialect_named, dialect_names
 from interlace.engines.rollout.services.http import UNIX, Address
 from interlace.engines.rollout.services.loop import LoopThread
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.protocol import EngineClient, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.readiness import count_answer
 
 HEALTH_S, ANSWER_S = 10.0, 120.0
 """Seconds for a server to answer a health check, and to serve a first request."""
@@ -72,10 +73,10 @@ def _resolve_addresses(url: str) -> list[object]:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        infos = socket.getaddrinfo(parts.hostname, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(f"rollout.urls: the host of {url} is unknown: {error}. Correct the address.") from None
-    return [info[4] for info in infos]
+    return [info[4][:2] for info in infos]  # an address of IPv6 has further numbers, such as its zone
 
 
 async def _find_capacity(url: str, client: EngineClient, dialect: str, wanted: WantedModel) -> ServiceCapacity:
@@ -99,9 +100,19 @@ async def _find_capacity(url: str, client: EngineClient, dialect: str, wanted: W
 
 
 async def _request_token(url: str, client: EngineClient) -> None:
+    """Requests one token and checks that its id and its log-prob arrive."""
+    params = SamplingParams(max_new_tokens=1)
+    request = Request(uid="check", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=params)
     with _name_address(url):
         async with asyncio.timeout(ANSWER_S):
-            await _try_request(client)
+            refusal, num_ids, num_logprobs = await count_answer(client, request)
+    if refusal:
+        raise UserError(f"rollout.urls: {client.name} refused a request of one token: {refusal}")
+    if not num_ids == num_logprobs == 1:
+        raise UserError(
+            f"rollout.urls: {client.name} answered a request of one token with {num_ids} token ids and {num_logprobs} "
+            "log-probs. Training needs both: start the server with its token route (vLLM: --enable-scale-out)."
+        )
 
 
 @contextmanager
@@ -114,23 +125,6 @@ def _name_address(url: str) -> Iterator[None]:
             f"rollout.urls: {url} answers about its health and did not serve a request of one token: "
             f"{error or 'no answer'}. Look at the server's log."
         ) from None
-
-
-async def _try_request(client: EngineClient) -> None:
-    """Requests one token and checks that its id and its log-prob arrive."""
-    params = SamplingParams(max_new_tokens=1)
-    request = Request(uid="check", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=params)
-    deltas: list[Delta] = []
-    await client.generate([request], lambda _, delta: deltas.append(delta))
-    if refused := [delta.refusal for delta in deltas if delta.refusal]:
-        raise UserError(f"rollout.urls: {client.name} refused a request of one token: {refused[0]}")
-    num_ids = sum(len(delta.token_ids) for delta in deltas)
-    num_logprobs = sum(len(delta.logprobs) for delta in deltas)
-    if not num_ids == num_logprobs == 1:
-        raise UserError(
-            f"rollout.urls: {client.name} answered a request of one token with {num_ids} token ids and {num_logprobs} "
-            "log-probs. Training needs both: start the server with its token route (vLLM: --enable-scale-out)."
-        )
 
 
 def _check_model(url: str, capacity: ServiceCapacity, wanted: WantedModel) -> None:

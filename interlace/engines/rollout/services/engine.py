@@ -51,26 +51,16 @@ class ServedModel:
     """Names and shapes of the weights in the folders that the server reads; None if they are the model's."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServiceTraits:
-    """Remarks about a kind of server for a report."""
-
-    name: str
-    invariant: bool
-    reason: str
-    notes: tuple[str, ...] = ()
-
-
 class LinkedServer:
     """Methods of an engine that concern only its server."""
 
-    def __init__(self, link: ServerLink, model: ServedModel, traits: ServiceTraits) -> None:
-        """link: connected, and the server is ready."""
-        self._link, self._model, self._traits = link, model, traits
+    def __init__(self, link: ServerLink, model: ServedModel, report: EngineReport) -> None:
+        """link: connected, and the server is ready. report: with the name of the server as its attention."""
+        self._link, self._model = link, model
+        self._report = replace(report, attention=f"{report.attention} at {link.name}")
         self._folders = VersionFolders()
 
     def interrupt(self) -> None:
-        """Ends the current wait of step(), or the next one."""
         self._link.inbox.interrupt()
 
     def release(self, owners: Sequence[SampleKey]) -> None:
@@ -87,11 +77,9 @@ class LinkedServer:
         return found
 
     def health(self) -> str:
-        """See ServiceEngineProtocol."""
         return self._link.lost
 
     def weight_place(self) -> Place:
-        """See ServiceEngineProtocol."""
         here, reader = Place.here(), self._model.manifest_reader
         return here if reader is None else replace(here, process=reader)
 
@@ -99,16 +87,9 @@ class LinkedServer:
         return self._model.memory
 
     def report(self) -> EngineReport:
-        traits = self._traits
-        return EngineReport(
-            invariant=traits.invariant,
-            reason=traits.reason,
-            attention=f"{traits.name} at {self._link.name}",
-            notes=traits.notes,
-        )
+        return self._report
 
     def close(self) -> None:
-        """See ServiceEngineProtocol."""
         self._link.close()
         self._folders.close()
 
@@ -123,9 +104,8 @@ class ServiceEngine(LinkedServer):
 
     gives_up_parts = False
 
-    def __init__(self, link: ServerLink, model: ServedModel, traits: ServiceTraits) -> None:
-        """link: connected, and the server is ready."""
-        super().__init__(link, model, traits)
+    def __init__(self, link: ServerLink, model: ServedModel, report: EngineReport) -> None:
+        super().__init__(link, model, report)
         self._live = LiveRequests()
         self._unsent: dict[str, Request] = {}
         self._finished: list[Response] = []
@@ -209,7 +189,6 @@ class ServiceEngine(LinkedServer):
         self._replace(Path(folder).absolute(), version, mode)
 
     def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: WeightReader) -> None:
-        """See ServiceEngineProtocol."""
         self._probe = None
         check_mode(mode)
         folder = version_folder_of(ref)
@@ -226,7 +205,6 @@ class ServiceEngine(LinkedServer):
             self._replace(source, ref.version, mode, probe=ref.probe)
 
     def recover(self) -> str:
-        """See ServiceEngineProtocol."""
         try:
             self._link.reconnect()
             # A manifest's content may have been overwritten. The newest version is loaded before the engine serves.
@@ -261,9 +239,7 @@ class ServiceEngine(LinkedServer):
             known.check(weights)
 
     def _replace(self, source: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
-        """Loads a version. If the server is lost in the meantime, it keeps its weights, and the next step reports the
-        loss.
-        """
+        """Loads a version. A server that is lost meanwhile keeps its weights, and the next step reports the loss."""
         partials = self.abort() if mode == "recompute" else ()
         try:
             self._link.load(source, version, "keep" if mode == "keep" else "recompute", probe)

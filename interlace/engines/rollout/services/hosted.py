@@ -5,17 +5,19 @@ import queue
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from interlace.core.errors import InterlaceError
-from interlace.core.types import Request
-from interlace.engines.rollout.protocol import RolloutEngine
-from interlace.engines.rollout.services.hosted_requests import HostedRequest, HostedRequests, ServedEngine
+import torch
+from transformers import PreTrainedModel
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.types import FinishReason, Request, Response
+from interlace.engines.rollout.protocol import StepOutput
 from interlace.engines.rollout.services.manifest import is_manifest, read_manifest
 from interlace.engines.rollout.services.protocol import (
     Delta,
@@ -26,9 +28,122 @@ from interlace.engines.rollout.services.protocol import (
     ServiceError,
     ServiceHealth,
 )
+from interlace.engines.rollout.services.wire import runs_of
 from interlace.weights.reader import WeightReader
 
+if TYPE_CHECKING:
+    from interlace.engines.rollout.engine import NativeEngine
+
 T = TypeVar("T")
+
+FLUSH_EVERY_S = 0.02
+"""Seconds between two deltas of a request that continues. A server that dies loses at most the tokens of this time."""
+ATTENTION = "eager"
+"""Attention that scores need, without the KV store of an engine."""
+
+
+@dataclass(slots=True, eq=False)
+class HostedRequest:
+    """A request at the engine, and the receiver of its deltas."""
+
+    request: Request
+    send: Callable[[Delta], None]
+    """Callback on the engine's thread."""
+    num_sent: int
+    """Number of tokens that were sent to its client."""
+
+
+class HostedRequests:
+    """Submits requests to the engine and sends their deltas. All methods are called on the engine's thread.
+
+    While the requests are paused, further requests wait.
+    """
+
+    def __init__(self, engine: "NativeEngine", now: Callable[[], float] = time.monotonic) -> None:
+        """now: clock, in seconds."""
+        self._engine, self._now = engine, now
+        self._tickets: dict[str, HostedRequest] = {}
+        self._waiting: list[HostedRequest] = []
+        """Requests that arrived during a pause."""
+        self.is_paused = False
+        self._flushed_s = now()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if a step would do nothing."""
+        return self.is_paused or not self._tickets
+
+    def begin(self, tickets: Sequence[HostedRequest]) -> None:
+        """Submits requests to the engine. A request that the engine refuses gets the reason."""
+        if self.is_paused:
+            self._waiting += tickets
+            return
+        for ticket in tickets:
+            try:
+                self._engine.submit(ticket.request)
+            except (UserError, ValueError) as error:
+                ticket.send(Delta(refusal=str(error)))
+            else:
+                self._tickets[ticket.request.id] = ticket
+
+    def end(self, ids: Sequence[str] | set[str]) -> None:
+        """Aborts requests; each gets its last delta."""
+        wanted = set(ids)
+        for ticket in [one for one in self._waiting if one.request.id in wanted]:
+            self._waiting.remove(ticket)
+            ticket.send(Delta(finish_reason=FinishReason.ABORTED))
+        for response in self._engine.abort([name for name in ids if name in self._tickets]):
+            self._finish_request(response)
+
+    def pause(self, *, aborts: bool) -> None:
+        """Stops the requests until resume(). aborts: the running ones end, and no later one reuses their tokens."""
+        self.is_paused = True
+        if aborts:
+            self.end([*self._tickets])
+            self._engine.clear_prefixes()
+
+    def resume(self) -> None:
+        """Continues the requests, and begins those that waited."""
+        self.is_paused = False
+        waiting, self._waiting = self._waiting, []
+        self.begin(waiting)
+
+    def deliver(self, output: StepOutput) -> None:
+        """Sends the results of one step of the engine."""
+        for response in output.finished:
+            self._finish_request(response)
+        if output.drawn:  # Requests whose clients follow each token.
+            self._send_new([*output.drawn])
+        if self._now() - self._flushed_s >= FLUSH_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the tokens so far of all live requests."""
+        self._flushed_s = self._now()
+        self._send_new([*self._tickets])
+
+    def refuse_all(self, reason: str) -> None:
+        """Ends all requests with a refusal."""
+        tickets, self._tickets = [*self._tickets.values(), *self._waiting], {}
+        for ticket in tickets:
+            ticket.send(Delta(refusal=reason))
+
+    def _send_new(self, ids: Sequence[str]) -> None:
+        for response in self._engine.peek(ids):
+            ticket = self._tickets[response.request.id]
+            if len(response.token_ids) > ticket.num_sent:
+                ticket.send(_make_delta(response, ticket.num_sent))
+                ticket.num_sent = len(response.token_ids)
+
+    def _finish_request(self, response: Response) -> None:
+        ticket = self._tickets.pop(response.request.id, None)
+        if ticket is None:
+            return
+        if response.failure:
+            ticket.send(Delta(refusal=response.failure))
+            return
+        last = _make_delta(response, ticket.num_sent)
+        ticket.send(replace(last, finish_reason=response.finish_reason, num_cached_tokens=response.num_cached_tokens))
 
 
 class HostedEngine:
@@ -37,7 +152,7 @@ class HostedEngine:
     wakes_awake = True
 
     def __init__(
-        self, engine: ServedEngine, capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
+        self, engine: "NativeEngine", capacity: ServiceCapacity, *, now: Callable[[], float] = time.monotonic
     ) -> None:
         """engine: from now on, only the thread of this object calls it. capacity: to be reported."""
         self.name = "the engine in this process"
@@ -59,25 +174,21 @@ class HostedEngine:
         """See EngineClient. A cancelled call withdraws its requests."""
         loop, left = asyncio.get_running_loop(), {request.id for request in requests}
         done = loop.create_future()
-        mail: deque[tuple[str, Delta]] = deque()
 
-        def deliver() -> None:
-            while mail:
-                name, delta = mail.popleft()
-                on_delta(name, delta)
-                if delta.finish_reason is not None or delta.refusal:
-                    left.discard(name)
+        def deliver(name: str, delta: Delta) -> None:
+            on_delta(name, delta)
+            if delta.finish_reason is not None or delta.refusal:
+                left.discard(name)
             if not left and not done.done():
                 done.set_result(None)
 
-        def send(name: str, delta: Delta) -> None:
-            mail.append((name, delta))
-            loop.call_soon_threadsafe(deliver)
+        def make_ticket(request: Request) -> HostedRequest:
+            def send(delta: Delta) -> None:
+                loop.call_soon_threadsafe(deliver, request.id, delta)
 
-        tickets = [
-            HostedRequest(request, lambda delta, name=request.id: send(name, delta), len(request.generated_ids))  # type: ignore[misc]
-            for request in requests
-        ]
+            return HostedRequest(request, send, len(request.generated_ids))
+
+        tickets = [make_ticket(request) for request in requests]
         try:
             await self._call_function(lambda: self._requests.begin(tickets))
             await done
@@ -86,8 +197,6 @@ class HostedEngine:
             raise
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        from interlace.engines.rollout.services.scoring import score_sequences
-
         return await self._call_function(lambda: score_sequences(self._engine.model, sequences))
 
     async def abort(self, ids: Sequence[str]) -> None:
@@ -100,7 +209,13 @@ class HostedEngine:
         await self._call_function(self._requests.resume)
 
     async def load(self, source: Path, version: int, mode: LoadMode) -> None:
-        """See EngineClient. While a version in shared memory is read, joined and decoded, the engine generates."""
+        """See EngineClient. While a version in shared memory is read, joined and decoded, the engine generates.
+
+        A cancelled call loads the version in any case, so that the memory of the version before is released.
+        """
+        await asyncio.shield(self._load_version(source, version, mode))
+
+    async def _load_version(self, source: Path, version: int, mode: LoadMode) -> None:
         async with self._loading:
             load = await asyncio.to_thread(self._prepare_load, source, version, mode)
             await self._call_function(load)
@@ -141,34 +256,20 @@ class HostedEngine:
         self._commands.put(None)
         self._engine.interrupt()
 
-    async def call(self, function: Callable[[RolloutEngine], T]) -> T:
-        """Runs a function of the engine between two steps."""
-        return await self._call_function(lambda: function(self._engine))
-
     async def _call_function(self, function: Callable[[], T]) -> T:
         """Runs a function on the engine's thread, between two steps."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(value: T | None, error: BaseException | None) -> None:
-            if answer.done():
-                return
-            if error is None:
-                answer.set_result(value)  # type: ignore[arg-type]
-            else:
-                answer.set_exception(error)
+        answer: Future[T] = Future()
 
         def run() -> None:
             try:
-                value, error = function(), None
-            except Exception as raised:  # noqa: BLE001 - raised again at the caller
-                value, error = None, raised
-            loop.call_soon_threadsafe(settle, value, error)
+                answer.set_result(function())
+            except Exception as error:  # noqa: BLE001 - raised again at the caller
+                answer.set_exception(error)
 
         if self._fault is not None:
             raise InterlaceError(f"the engine has failed: {self._fault}") from self._fault
         self._put_command(run)
-        return await answer
+        return await asyncio.shield(asyncio.wrap_future(answer))  # a function that was sent runs in any case
 
     def _put_command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
@@ -195,3 +296,35 @@ class HostedEngine:
             self._requests.refuse_all(f"the engine failed: {type(error).__name__}: {error}")
             return
         self._requests.deliver(output)
+
+
+def _make_delta(response: Response, first: int) -> Delta:
+    return Delta(
+        token_ids=response.token_ids[first:],
+        logprobs=response.logprobs[first:],
+        versions=runs_of(response.versions[first:]),
+    )
+
+
+@torch.inference_mode()
+def score_sequences(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Returns the log-prob of each token after the first, for each sequence, at temperature 1.
+
+    The model's attention implementation is restored afterwards.
+    """
+    served_by = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    try:
+        return [_score(model, sequence) for sequence in sequences]
+    finally:
+        model.set_attn_implementation(served_by)
+
+
+def _score(model: PreTrainedModel, sequence: Sequence[int]) -> list[float]:
+    if len(sequence) < 2:
+        return []
+    tokens = torch.tensor([list(sequence)], device=model.device)
+    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+    logprobs = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+    found: list[float] = logprobs.tolist()
+    return found

@@ -91,7 +91,6 @@ class Connection:
             raise self._make_loss_error(path, error) from error
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._session.close()
 
     async def _send_request(

@@ -27,7 +27,6 @@ class DeltaInbox:
 
     @property
     def num_running(self) -> int:
-        """Number of running requests."""
         return len(self._running)
 
     @property
@@ -73,7 +72,6 @@ class DeltaInbox:
         return found
 
     def clear(self) -> None:
-        """Forgets all requests and deltas."""
         with self._news:
             self._deltas.clear()
             self._running.clear()

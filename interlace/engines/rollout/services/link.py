@@ -6,25 +6,20 @@ A server counts as lost when it fails, hangs, or returns an invalid result. Its 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.types import Request
+from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.services.inbox import DeltaInbox
-from interlace.engines.rollout.services.loaded_versions import LoadedVersions
 from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import ServerProcess
-from interlace.engines.rollout.services.protocol import (
-    Delta,
-    EngineClient,
-    LoadMode,
-    ServiceCapacity,
-    ServiceError,
-)
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode, ServiceCapacity, ServiceError
 from interlace.engines.rollout.services.readiness import (
     check_probe,
     describe_error,
@@ -40,27 +35,56 @@ ADOPT_S = 60.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkSettings:
-    """Limits after which a server counts as lost; see ServiceConfig."""
+class LoadedVersions:
+    """Tracks the version that a server should serve, and those that may have sampled tokens of running requests."""
 
-    heartbeat_s: float
-    patience_s: float
-    progress_s: float
-    start_s: float
-    """Seconds for a server to become ready."""
-    probe_gap: float
+    def __init__(self) -> None:
+        self.current: int | None = None
+        """Version that the server should serve; None before the first load."""
+        self.is_loading = False
+        """True while a version is loaded."""
+        self.known: set[int] = set()
+        """Versions that may have sampled tokens."""
+
+    def clear(self) -> None:
+        """Forgets all versions, because the server starts again."""
+        self.known.clear()
+        self.current = None
+
+    @contextmanager
+    def loading(self, version: int) -> Iterator[None]:
+        """Surrounds the load of a version. A UserError of the block means that the server refused the version."""
+        before = self.current
+        self.is_loading = True
+        self.known.add(version)
+        try:
+            yield
+        except UserError:
+            self.known.discard(version)
+            self.current = before
+            raise
+        finally:
+            self.is_loading = False
+
+    def add_version(self, delta: Delta) -> Delta:
+        """Adds the current version to a delta whose server does not report versions."""
+        if not delta.token_ids or delta.versions:
+            return delta
+        return replace(delta, versions=[(self.current or 0, len(delta.token_ids))])
+
+    def find_unknown(self, delta: Delta) -> int | None:
+        """Returns the first version of a delta that was never loaded, or None."""
+        if self.current is None:
+            return None
+        runs = (*delta.versions, *delta.all_versions)
+        return next((version for version, _ in runs if version not in self.known), None)
 
 
 class ServerLink:
     """Connection to one server, for callers outside the event loop's thread."""
 
     def __init__(
-        self,
-        connect: Callable[[], EngineClient],
-        settings: LinkSettings,
-        *,
-        process: ServerProcess | None = None,
+        self, connect: Callable[[], EngineClient], settings: ServiceConfig, *, process: ServerProcess | None = None
     ) -> None:
         """connect: called on the event loop. process: the server's process, if the run starts it.
 
@@ -77,12 +101,10 @@ class ServerLink:
 
     @property
     def lost(self) -> str:
-        """Reason why the server counts as lost; empty while it does not."""
         return self.inbox.lost
 
     @property
     def name(self) -> str:
-        """Returns the address of the server."""
         return self._client.name if self._client else "a server"
 
     def open(self) -> ServiceCapacity:
@@ -119,23 +141,24 @@ class ServerLink:
         return capacity
 
     async def _connect_client(self, ends_requests: bool) -> ServiceCapacity:
-        settings = self._settings
+        settings, patience_s = self._settings, self._settings.health_timeout_s
+        start_s = settings.start_s if isinstance(settings, ServedConfig) else patience_s
         is_adopted = self._process is not None and ends_requests
-        answer_s = settings.patience_s if is_adopted else settings.start_s
-        ready_s = max(settings.patience_s, min(ADOPT_S, settings.start_s) if is_adopted else settings.start_s)
+        answer_s = patience_s if is_adopted else start_s
+        ready_s = max(patience_s, min(ADOPT_S, start_s) if is_adopted else start_s)
         for task in self._tasks:
             task.cancel()
         if self._client is not None:
             await self._client.close()
         client = self._client = self._connect()
-        await wait_until_healthy(client, start_s=answer_s, patience_s=settings.patience_s)
+        await wait_until_healthy(client, start_s=answer_s, patience_s=patience_s)
         try:
             async with asyncio.timeout(ready_s):
                 if ends_requests:
                     await _take_over(client, self._process)
                 capacity = await client.capacity()
                 if (version := (await client.health()).version) is not None:
-                    self._versions.add(version)  # Version of requests that began before the first load.
+                    self._versions.known.add(version)  # Version of requests that began before the first load.
                 await warm_up(client, next(self._numbers))
         except TimeoutError:
             raise ServiceError(f"{client.name} answers, and was not ready to serve within {ready_s:g} s") from None
@@ -164,7 +187,6 @@ class ServerLink:
         return self._wait_for_result(run())
 
     def change_sleep(self, *, sleeps: bool) -> None:
-        """Sends the server to sleep, or wakes it."""
         self.call(lambda client: _change_sleep(client, self._process, sleeps=sleeps))
 
     def load(self, source: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
@@ -195,7 +217,6 @@ class ServerLink:
             raise ServiceError(self.lost)
 
     def lose(self, reason: str) -> None:
-        """Records that the server counts as lost; the first reason is kept."""
         self._loop.loop.call_soon_threadsafe(self._cancel_work, reason)
         self.inbox.lose(reason)
 
@@ -278,7 +299,7 @@ class ServerLink:
             if self.lost or client is not self._client:
                 return
             try:
-                async with asyncio.timeout(settings.patience_s):
+                async with asyncio.timeout(settings.health_timeout_s):
                     health = await client.health()
             except (InterlaceError, TimeoutError, OSError) as error:
                 self._cancel_work(f"{client.name} did not answer about its health: {describe_error(error)}")

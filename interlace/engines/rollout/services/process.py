@@ -1,6 +1,7 @@
 """Server processes of a run: they end with it, or with a lease after it was killed, and are restarted if they die."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -162,7 +163,6 @@ class ServerProcess:
         return process
 
     def remove_files(self) -> None:
-        """Removes the server's folder and its record."""
         self.lease.record.unlink(missing_ok=True)
         shutil.rmtree(self.lease.folder, ignore_errors=True)
 
@@ -201,10 +201,8 @@ def _end_servers(servers: Sequence[ServerProcess], *, within_s: float) -> None:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _count_bytes(log: Path) -> int:

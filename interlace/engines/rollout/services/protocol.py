@@ -91,22 +91,18 @@ class EngineClient(Protocol):
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
         """Serves requests until all have ended. on_delta: called with each delta, in order for each request."""
-        ...
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns the log-prob of each token of each sequence under the model, at temperature 1.
 
         The result has one number for each token after the first of a sequence.
         """
-        ...
 
     async def abort(self, ids: Sequence[str]) -> None:
         """Ends requests: the last delta of each has the finish reason ABORTED. Unknown ids are ignored."""
-        ...
 
     async def pause(self, mode: PauseMode) -> None:
         """Stops decoding until resume(); requests that arrive in the meantime wait."""
-        ...
 
     async def resume(self) -> None: ...
 
@@ -116,7 +112,6 @@ class EngineClient(Protocol):
         source: the folder, or a manifest if the kind of the server reads them. Raises UserError if names or shapes do
         not fit the model.
         """
-        ...
 
     async def health(self) -> ServiceHealth: ...
 
@@ -124,12 +119,9 @@ class EngineClient(Protocol):
 
     async def sleep(self) -> None:
         """Frees the devices, if the server can; no request is running."""
-        ...
 
     async def wake(self) -> None:
         """Undoes sleep()."""
-        ...
 
     async def close(self) -> None:
         """Closes connections; the server continues to run."""
-        ...

@@ -60,17 +60,22 @@ async def wait_until_healthy(client: EngineClient, *, start_s: float, patience_s
 async def warm_up(client: EngineClient, number: int) -> None:
     """Sends a small request. number: makes the request's id unique. Raises UserError if the answer has no log-probs."""
     request = Request(uid="warm-up", owner=SampleKey(NO_GROUP, number), prompt_ids=[1], params=WARM_UP)
-    deltas: list[Delta] = []
-    await client.generate([request], lambda _, delta: deltas.append(delta))
-    if refused := [delta.refusal for delta in deltas if delta.refusal]:
-        raise UserError(f"{client.name} refused a warm-up request: {refused[0]}")
-    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
-    token_ids = [token for delta in deltas for token in delta.token_ids]
-    if not token_ids or len(logprobs) != len(token_ids):
+    refusal, num_ids, num_logprobs = await count_answer(client, request)
+    if refusal:
+        raise UserError(f"{client.name} refused a warm-up request: {refusal}")
+    if not num_ids or num_logprobs != num_ids:
         raise UserError(
-            f"{client.name} answered a warm-up request with {len(token_ids)} token ids and {len(logprobs)} "
+            f"{client.name} answered a warm-up request with {num_ids} token ids and {num_logprobs} "
             "log-probs, and training needs both. Take a server with a token route, and set rollout.dialect to it."
         )
+
+
+async def count_answer(client: EngineClient, request: Request) -> tuple[str, int, int]:
+    """Sends a request. Returns the reason of a refusal, and the numbers of token ids and log-probs that arrived."""
+    deltas: list[Delta] = []
+    await client.generate([request], lambda _, delta: deltas.append(delta))
+    refusal = next((delta.refusal for delta in deltas if delta.refusal), "")
+    return refusal, sum(len(delta.token_ids) for delta in deltas), sum(len(delta.logprobs) for delta in deltas)
 
 
 async def check_probe(client: EngineClient, probe: WeightProbe, version: int, *, max_gap: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from interlace.core.errors import UserError, is_full_disk
+from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
 from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
@@ -28,17 +28,16 @@ class EngineRoutes:
         self._engine, self._key = engine, key
 
     def add_to(self, app: "web.Application") -> None:
-        """Registers the routes."""
         answers: dict[str, Answer] = {
             "score": self._answer_score,
             "abort": self._answer_abort,
             "pause": self._answer_pause,
-            "resume": self._answer_resume,
+            "resume": _acknowledge(self._engine.resume),
             "load": self._answer_load,
             "health": self._answer_health,
             "capacity": self._capacity,
-            "sleep": self._answer_sleep,
-            "wake": self._answer_wake,
+            "sleep": _acknowledge(self._engine.sleep),
+            "wake": _acknowledge(self._engine.wake),
         }
         app.router.add_post(f"{ROUTES}/generate", self._answer_generate)
         for name, answer in answers.items():
@@ -57,15 +56,16 @@ class EngineRoutes:
                 return _make_error_response(OUT_OF_MEMORY, f"out of memory: {error}")
             except (UserError, OSError) as error:
                 return _make_error_response(INSUFFICIENT_STORAGE if is_full_disk(error) else 400, str(error))
+            except (InterlaceError, RuntimeError) as error:  # of the engine, such as torch's lack of memory
+                return _make_error_response(500, str(error))
 
         return handle
 
     async def _read_body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not secrets.compare_digest(given.encode(), self._key.encode()):
-            return {}, _make_error_response(
-                401, "engine routes need the administrator's key: `Authorization: Bearer KEY`."
-            )
+            what = "engine routes need the administrator's key: `Authorization: Bearer KEY`."
+            return {}, _make_error_response(401, what)
         try:
             body = json.loads(await request.read() or b"{}")
         except ValueError as error:
@@ -124,11 +124,6 @@ class EngineRoutes:
         await self._engine.pause(mode)
         return {}
 
-    async def _answer_resume(self, body: Mapping[str, JSON]) -> JSON:
-        del body
-        await self._engine.resume()
-        return {}
-
     async def _answer_load(self, body: Mapping[str, JSON]) -> JSON:
         source = Path(str(body["source"]))
         if not source.exists():
@@ -137,33 +132,29 @@ class EngineRoutes:
         await self._engine.load(source, version, mode)
         return {"version": body["version"]}
 
-    async def _answer_health(self, body: Mapping[str, JSON]) -> JSON:
-        del body
+    async def _answer_health(self, _: Mapping[str, JSON]) -> JSON:
         health = await self._engine.health()
         return {"version": health.version, "is_paused": health.is_paused}
 
-    async def _capacity(self, body: Mapping[str, JSON]) -> JSON:
-        del body
+    async def _capacity(self, _: Mapping[str, JSON]) -> JSON:
         return write_capacity(await self._engine.capacity())
 
-    async def _answer_sleep(self, body: Mapping[str, JSON]) -> JSON:
-        del body
-        await self._engine.sleep()
+
+def _acknowledge(act: Callable[[], Awaitable[None]]) -> "Answer":
+    """Returns the answer {} after an act that needs nothing of the body."""
+
+    async def answer(_: Mapping[str, JSON]) -> JSON:
+        await act()
         return {}
 
-    async def _answer_wake(self, body: Mapping[str, JSON]) -> JSON:
-        del body
-        await self._engine.wake()
-        return {}
+    return answer
 
 
-def _make_response(value: JSON) -> "web.Response":
+def _make_response(value: JSON, status: int = 200) -> "web.Response":
     from aiohttp import web
 
-    return web.json_response(value)
+    return web.json_response(value, status=status)
 
 
 def _make_error_response(status: int, message: str) -> "web.Response":
-    from aiohttp import web
-
-    return web.json_response({"error": {"message": message}}, status=status)
+    return _make_response({"error": {"message": message}}, status)

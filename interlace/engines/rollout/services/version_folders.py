@@ -74,7 +74,6 @@ class VersionFolders:
         return self._root.path / f"{self._number:06d}"
 
     def close(self) -> None:
-        """Removes all folders."""
         if self._root is not None:
             self._root.remove()
             self._root = None

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Request, Response, SampleKey
-from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams, model_setup
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams, attention
 from interlace.engines.rollout.config import KVKind
 from tests.unit.engines.train.test_logprobs import Largest
 
@@ -162,7 +162,7 @@ def test_copies_of_expert_weights_have_a_limit(monkeypatch: pytest.MonkeyPatch) 
     kind, settings = ROUTED["qwen3-moe"]
     model, prompt = build(kind, settings), list(range(40))
     of_a_token = 2 * model.get_parameter("model.layers.0.mlp.experts.gate_up_proj")[0].nbytes
-    monkeypatch.setattr(model_setup, "EXPERT_BYTES", 3 * of_a_token)
+    monkeypatch.setattr(attention, "EXPERT_BYTES", 3 * of_a_token)
     engine = NativeEngine(model, config=NativeConfig(max_running=1, max_tokens=128))
     with Largest() as made:
         [response] = engine.generate([prompt], SamplingParams(max_new_tokens=NEW, temperature=0))

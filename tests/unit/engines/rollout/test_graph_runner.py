@@ -19,7 +19,7 @@ from interlace.engines.rollout.graph_runner import MIN_KEYS, Binding, Capture, G
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.named_weights import GivenWeights
 from interlace.engines.rollout.prepare_model import PreparedModel, ServingConfig, serve
-from interlace.engines.rollout.runner import ModelRunner
+from interlace.engines.rollout.runner import ModelRunner, StepTokens
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 
@@ -82,12 +82,12 @@ def test_a_captured_pass_gives_the_logits_of_the_plain_runner(
         prepared.store.reserve(row, length + 4)
         positions = np.arange(length)
         tokens = draw.integers(3, 60, length)
-        plain.start(tokens, np.full(length, row), positions, positions[-1:])()
+        plain.start(StepTokens(tokens, np.full(length, row), positions, positions[-1:]))()
     for step in range(4):  # the longest row passes a bucket's end
         rows = np.arange(len(lengths))
         tokens, positions = draw.integers(3, 60, len(rows)), np.asarray(lengths) + step
-        expected = plain.start(tokens, rows, positions, rows)()[: len(rows)].clone()
-        found = captured.start(tokens, rows, positions, rows)()[: len(rows)]
+        expected = plain.start(StepTokens(tokens, rows, positions, rows))()[: len(rows)].clone()
+        found = captured.start(StepTokens(tokens, rows, positions, rows))()[: len(rows)]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert isinstance(captured.binding, Binding)
     assert list(captured.binding.passes) == [(4, MIN_KEYS), (4, 2 * MIN_KEYS)]
@@ -105,9 +105,9 @@ def test_a_captured_pass_serves_until_the_weights_or_the_keys_move() -> None:
         assert isinstance(runner.binding, Binding)
         return list(runner.binding.passes)
 
-    runner.start(tokens, np.zeros(3, np.int64), np.arange(3), np.asarray([2]))()
+    runner.start(StepTokens(tokens, np.zeros(3, np.int64), np.arange(3), np.asarray([2])))()
     assert not captured(), "a prompt runs without a captured pass"
-    runner.start(tokens[:1], one, one + 3, one)()
+    runner.start(StepTokens(tokens[:1], one, one + 3, one))()
     runner.rebind()
     assert captured() == [(4, MIN_KEYS)], "nothing has moved"
     occupied = [*prepared.pool.keys, *prepared.pool.values]  # so that the pool returns to other addresses
@@ -117,12 +117,12 @@ def test_a_captured_pass_serves_until_the_weights_or_the_keys_move() -> None:
     prepared.pool.allocate()
     runner.rebind()
     assert occupied and not captured()
-    runner.start(tokens[:1], one, one + 3, one)()
+    runner.start(StepTokens(tokens[:1], one, one + 3, one))()
     weight = next(iter(prepared.model.parameters()))
     weight.data = weight.data.clone()
     runner.rebind()
     assert not captured()
-    runner.start(tokens[:1], one, one + 3, one)()
+    runner.start(StepTokens(tokens[:1], one, one + 3, one))()
     assert captured(), "captured again after all passes were dropped"
 
 
@@ -133,15 +133,17 @@ def test_an_update_of_an_engine_with_graphs_moves_no_weight() -> None:
     runner, weights = graph_runner(prepared), LiveWeights(prepared.model, keeps_addresses=True)
     prepared.store.reserve(0, 16)
     one = np.zeros(1, np.int64)
-    before = runner.start(one + 5, one, one, one)()[:1].clone()
+    before = runner.start(StepTokens(one + 5, one, one, one))()[:1].clone()
     bound = runner.binding
     given = {name: tensor.clone() * 1.5 for name, tensor in prepared.model.state_dict().items()}
     weights.update(GivenWeights({name: given[name] for name in weights.names}), frozen=True)
     runner.rebind()
     assert runner.binding is bound
-    after = runner.start(one + 5, one, one, one)()[:1]
+    after = runner.start(StepTokens(one + 5, one, one, one))()[:1]
     assert not torch.allclose(after, before)
-    torch.testing.assert_close(after, prepared.runner.start(one + 5, one, one, one)()[:1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        after, prepared.runner.start(StepTokens(one + 5, one, one, one))()[:1], atol=1e-5, rtol=1e-4
+    )
 
 
 @torch.inference_mode()
@@ -155,8 +157,10 @@ def test_a_model_that_cannot_be_compiled_is_captured_as_it_is(monkeypatch: pytes
     prepared.store.reserve(0, 16)
     one = np.zeros(1, np.int64)
     with pytest.warns(UserWarning, match="no C compiler"):
-        found = runner.start(one + 5, one, one, one)()[:1]
-    torch.testing.assert_close(found, prepared.runner.start(one + 5, one, one, one)()[:1], atol=1e-5, rtol=1e-4)
+        found = runner.start(StepTokens(one + 5, one, one, one))()[:1]
+    torch.testing.assert_close(
+        found, prepared.runner.start(StepTokens(one + 5, one, one, one))()[:1], atol=1e-5, rtol=1e-4
+    )
     assert runner.name == f"{prepared.runner.name}, CUDA graphs"
 
 
@@ -166,7 +170,7 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs() -> None:
     prepared.store.reserve(0, 16)
     one = np.zeros(1, np.int64)
     with torch.inference_mode(), pytest.warns(UserWarning, match="CUDA graphs failed"):
-        assert runner.start(one + 5, one, one, one)().shape[0] >= 1
+        assert runner.start(StepTokens(one + 5, one, one, one))().shape[0] >= 1
     assert runner.name == prepared.runner.name
 
 

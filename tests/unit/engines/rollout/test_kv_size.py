@@ -7,8 +7,8 @@ from interlace.core import host_memory
 from interlace.core.errors import UserError
 from interlace.core.types import SamplingParams
 from interlace.engines.rollout import NativeEngine, kv_size
-from interlace.engines.rollout.config import AUTO_TOKENS, NativeConfig, VLLMConfig
-from interlace.engines.rollout.kv_size import KVNeeds, size_kv_cache
+from interlace.engines.rollout.config import AUTO_TOKENS, KVNeeds, NativeConfig, VLLMConfig
+from interlace.engines.rollout.kv_size import size_kv_cache
 from interlace.models.size import model_size
 from interlace.models.tiny import build_tiny
 
@@ -19,12 +19,12 @@ CONTEXT = 256
 def sized(free: int, monkeypatch: pytest.MonkeyPatch, needs: KVNeeds | None = None, **settings: int) -> int:
     monkeypatch.setattr(kv_size, "available_bytes", lambda: free)
     model, _ = build_tiny("micro", 0)
-    return size_kv_cache(model, NativeConfig(**settings), needs or KVNeeds()).config.kv_tokens  # type: ignore[arg-type]
+    return size_kv_cache(model, NativeConfig(**settings), needs or KVNeeds())[0].kv_tokens  # type: ignore[arg-type]
 
 
 def test_a_given_size_is_kept() -> None:
     model, _ = build_tiny("micro", 0)
-    assert size_kv_cache(model, NativeConfig(max_tokens=512), KVNeeds()).config.kv_tokens == 512
+    assert size_kv_cache(model, NativeConfig(max_tokens=512), KVNeeds())[0].kv_tokens == 512
     assert VLLMConfig().kv_tokens == AUTO_TOKENS == NativeConfig().kv_tokens
 
 
@@ -47,7 +47,7 @@ def test_a_gpu_leaves_room_for_other_workers(monkeypatch: pytest.MonkeyPatch) ->
 
     def tokens(reserved: int, longest: int = 1) -> int:
         needs = KVNeeds(longest=longest, reserved_bytes=reserved * size.kv_bytes_per_token)
-        return size_kv_cache(model, NativeConfig(), needs).config.kv_tokens
+        return size_kv_cache(model, NativeConfig(), needs)[0].kv_tokens
 
     assert tokens(0) == 896, "0.9 of the free memory"
     assert tokens(1500) == 448, "0.9 of the rest"

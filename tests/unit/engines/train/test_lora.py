@@ -112,7 +112,7 @@ def test_a_rollout_engine_serves_the_merged_model(tmp_path: Path) -> None:
     engine.copy_to_host(None).write(tmp_path)
     rollout = NativeEngine(tiny_model(), config=NativeConfig(max_running=4, max_tokens=256))
     rollout.update_weights(engine.weights(), 1, "recompute")
-    served, saved = rollout._model.state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    served, saved = rollout.model.state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert served.keys() == saved.keys()
     assert all(torch.equal(served[name], saved[name]) for name in saved)
 

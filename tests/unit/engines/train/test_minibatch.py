@@ -11,17 +11,17 @@ def close(values_T: list[float], values_N: list[float]) -> MinibatchTotals:
         loss=torch.tensor(0.0), values={"token": torch.tensor(values_T)}, count=len(values_T), denominator=len(values_N)
     )
     batch.add_values({"pair": torch.tensor(values_N)})
-    return MinibatchTotals.parse(batch.close().text())
+    return batch.close()
 
 
 def test_a_number_of_a_sample_does_not_depend_on_its_tokens() -> None:
     """A pair of 61 tokens counts as much as three of one token, over micro-batches and ranks."""
     long, short = close([0.0] * 61, [0.0]), close([1.0] * 3, [1.0, 1.0, 0.0])
-    metrics = MinibatchTotals.over_ranks([long, short]).metrics()
+    metrics = MinibatchTotals.add_up([long, short]).metrics()
     assert metrics["pair"] == 0.5 and metrics["token"] == 3 / 64
     assert set(metrics) == {"pair", "token", "loss"}
 
 
 def test_a_rank_without_samples_adds_nothing() -> None:
     empty = Minibatch().close()
-    assert MinibatchTotals.over_ranks([empty, close([1.0], [0.25])]).metrics()["pair"] == 0.25
+    assert MinibatchTotals.add_up([empty, close([1.0], [0.25])]).metrics()["pair"] == 0.25

@@ -93,6 +93,11 @@ def test_a_wrong_key_is_named(hosted: HostedEngine, monkeypatch: pytest.MonkeyPa
         check(["http://127.0.0.1:1"])
 
 
+def test_an_address_of_ipv6_is_known() -> None:
+    with pytest.raises(UserError, match=r"no server of dialect 'interlace' answers at http://\[::1\]:9"):
+        check(['"http://[::1]:9"'])
+
+
 def test_a_dialect_that_does_not_match_is_named(hosted: HostedEngine) -> None:
     with serving(hosted) as urls, pytest.raises(UserError, match=f"{urls[0]}.* 404.*rollout.dialect"):
         check(urls, more=", dialect: vllm")

@@ -13,7 +13,6 @@ class DialectModule(Protocol):
 
     def connect(self, address: Address, *, seed: int, own_stops: Sequence[int] = ()) -> EngineClient:
         """Opens a client on the running event loop. seed: of the sampling noise. own_stops: end tokens of the model."""
-        ...
 
 
 def dialect_names() -> list[str]:

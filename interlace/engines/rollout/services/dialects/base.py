@@ -75,7 +75,6 @@ class StreamingClient(HttpClient, ABC):
         """Scores one sequence; see EngineClient.score()."""
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
-        """See EngineClient."""
         arrivals = {request.id: asyncio.Event() for request in requests}
         with self._note_arrivals(arrivals):
             async with asyncio.TaskGroup() as group:
@@ -95,7 +94,6 @@ class StreamingClient(HttpClient, ABC):
                 del self._sent_as[request.id]
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """See EngineClient."""
         return [*await asyncio.gather(*map(self._score, sequences))]
 
 

@@ -20,12 +20,9 @@ from interlace.engines.rollout.services.wire import ROUTES, read_capacity, read_
 
 
 class InterlaceClient(HttpClient):
-    """EngineClient of `interlace serve`. All requests of a call are sent in one message, and their deltas in one
-    stream.
-    """
+    """EngineClient of `interlace serve`. A call sends its requests in one message and gets their deltas in a stream."""
 
     async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
-        """See EngineClient."""
         arrival = asyncio.Event()
         with self._note_arrivals({request.id: arrival for request in requests}):
             await self._stream_requests(requests, on_delta, arrival)

@@ -19,12 +19,13 @@ from typing import Literal
 
 import pytest
 
+from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.kinds.base import make_private_folder
 from interlace.engines.rollout.services import link
 from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server, end_unused_servers
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import AdoptedGuard
-from interlace.engines.rollout.services.link import LinkSettings, ServerLink
+from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from tests.support.engine_servers import wait_until
@@ -281,7 +282,7 @@ def make_link(server: ServerProcess, kind: type[HostedEngine], *, patience_s: fl
     from interlace.models.loading import load_model
 
     engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
-    limits = LinkSettings(heartbeat_s=60.0, patience_s=patience_s, progress_s=60.0, start_s=600.0, probe_gap=0.05)
+    limits = ServedConfig(heartbeat_s=60.0, health_timeout_s=patience_s, progress_s=60.0, start_s=600.0, probe_gap=0.05)
     return ServerLink(lambda: kind(engine, ServiceCapacity()), limits, process=server)
 
 

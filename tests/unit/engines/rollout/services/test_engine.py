@@ -12,10 +12,12 @@ import torch
 
 from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.config import ServedConfig
+from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.request_checks import Limits
-from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
+from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
-from interlace.engines.rollout.services.link import LinkSettings, ServerLink
+from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
@@ -26,7 +28,7 @@ from interlace.weights.saved import SavedWeights, find_other_form
 from interlace.weights.writer import WeightWriter
 from tests.unit.engines.train.models import tiny_model
 
-SETTINGS = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
+SETTINGS = ServedConfig(heartbeat_s=60.0, health_timeout_s=60.0, progress_s=60.0, start_s=60.0, probe_gap=0.05)
 WIDE = Limits(context=4096, longest=4096, vocab_size=10**7, has_tokenizer=False, reads=None)
 """Limits within which a request can have a token that the server does not know."""
 
@@ -52,8 +54,8 @@ def link() -> Iterator[ServerLink]:
 
 
 def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(link: ServerLink) -> None:
-    traits = ServiceTraits(name="server", invariant=True, reason="")
-    engine = ServiceEngine(link, ServedModel(limits=WIDE), traits)
+    report = EngineReport(attention="server", invariant=True, reason="")
+    engine = ServiceEngine(link, ServedModel(limits=WIDE), report)
     good, wrong = request(0, token=5), request(1, token=10**6)
     link.call(lambda client: client.pause("keep"))
     engine.submit(good)
@@ -68,8 +70,8 @@ def test_a_refusal_that_arrives_during_an_abort_is_reported_by_the_next_step(lin
 
 
 def test_a_request_continues_after_another_client_aborts_it(link: ServerLink) -> None:
-    traits = ServiceTraits(name="server", invariant=True, reason="")
-    engine, asked = ServiceEngine(link, ServedModel(limits=WIDE), traits), request(0, token=5)
+    report = EngineReport(attention="server", invariant=True, reason="")
+    engine, asked = ServiceEngine(link, ServedModel(limits=WIDE), report), request(0, token=5)
     asked = replace(asked, params=SamplingParams(max_new_tokens=400), streams=True)
 
     def finish() -> Response:
@@ -96,7 +98,7 @@ def test_a_server_that_answers_only_about_its_health_is_refused_with_the_limit()
             await asyncio.sleep(600)
 
     engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=4096))
-    limits = replace(SETTINGS, patience_s=0.1, start_s=0.3)
+    limits = SETTINGS.model_copy(update={"health_timeout_s": 0.1, "start_s": 0.3})
     with pytest.raises(ServiceError, match=r"was not ready to serve within 0.3 s"):
         ServerLink(lambda: Hanging(engine, ServiceCapacity()), limits).open()
 
@@ -114,7 +116,7 @@ def test_a_server_reads_weights_by_the_names_of_saved_folders(tmp_path: Path, tr
     ref = WeightRef(version=1, parts=(writer.write(1, dict(trained.named_parameters())),))
     with linked(NativeEngine(served, config=NativeConfig(max_tokens=256, max_running=2))) as link:
         known = ServedModel(limits=WIDE, form=find_other_form(trained), manifest_reader=os.getpid())
-        engine = ServiceEngine(link, known, ServiceTraits(name="server", invariant=True, reason=""))
+        engine = ServiceEngine(link, known, EngineReport(attention="server", invariant=True, reason=""))
         engine.pull_weights(ref, "recompute", reader)
         assert not engine.health() and engine._source is not None
         assert SavedWeights(engine._source).shapes == SavedWeights(tmp_path).shapes

@@ -1,19 +1,25 @@
 """The client protocol works without a socket: an engine in this process serves coroutines."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.services.dialects.interlace import connect
 from interlace.engines.rollout.services.hosted import HostedEngine
+from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.manifest import can_write_manifest, read_manifest, write_manifest
-from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity
+from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.routes import EngineRoutes
 from interlace.engines.rollout.services.version_folders import VersionFolders
 from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
@@ -141,7 +147,7 @@ def test_a_request_that_is_withdrawn_while_the_engine_is_busy_does_not_run(hoste
     begun, go = threading.Event(), threading.Event()
 
     async def run() -> None:
-        busy = asyncio.create_task(hosted.call(lambda _: (begun.set(), go.wait())))  # as a load of weights
+        busy = asyncio.create_task(hosted._call_function(lambda: (begun.set(), go.wait())))  # as a load of weights
         await asyncio.to_thread(begun.wait)
         work = asyncio.create_task(hosted.generate([long], lambda *_: None))
         while not hosted._commands.qsize():
@@ -285,3 +291,23 @@ def test_a_failed_load_leaves_the_old_weights(hosted: HostedEngine, tmp_path: Pa
     received = Received()
     asyncio.run(hosted.generate([request()], received))
     assert tuple(received.tokens(request().id)) == alone([request()])[request().id].token_ids
+
+
+def test_a_client_reads_why_the_engine_of_a_server_failed() -> None:
+    engine, received = make(), Received()
+    engine.model.get_parameter("lm_head.weight").data.fill_(math.nan)
+    hosted = HostedEngine(engine, ServiceCapacity())
+
+    async def run() -> None:
+        app = web.Application()
+        EngineRoutes(hosted, "key").add_to(app)
+        async with TestServer(app) as server:
+            client = connect(Address(url=f"http://127.0.0.1:{server.port}", key="key"), seed=0)
+            await client.generate([request()], received)
+            with pytest.raises(ServiceError, match="the engine has failed: the model's logits are not finite"):
+                await client.health()
+            await client.close()
+        await hosted.close()
+
+    asyncio.run(run())
+    assert "not finite" in received.deltas[request().id][-1].refusal

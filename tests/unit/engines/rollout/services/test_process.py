@@ -16,10 +16,11 @@ from interlace.core.errors import InterlaceError
 from interlace.core.processes import list_children
 from interlace.core.types import Request
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import ServerLease
-from interlace.engines.rollout.services.link import LinkSettings, ServerLink
+from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 from interlace.engines.rollout.services.protocol import (
     OnDelta,
@@ -157,7 +158,7 @@ def test_a_server_that_is_stopped_during_its_start_is_lost_at_once(tmp_path: Pat
     engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_tokens=1024))
     client = NeverAnswers(engine, ServiceCapacity())
     client.is_healthy = is_healthy
-    limits = LinkSettings(heartbeat_s=60.0, patience_s=60.0, progress_s=60.0, start_s=600.0, probe_gap=0.05)
+    limits = ServedConfig(heartbeat_s=60.0, health_timeout_s=60.0, progress_s=60.0, start_s=600.0, probe_gap=0.05)
     link = ServerLink(lambda: client, limits, process=process)
 
     def stop_server() -> None:
