@@ -111,7 +111,10 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
     cluster.at_end(workers.close)
     # The processes render messages and apply timeouts; the limit here only catches a process that hangs.
     limits = session_limits(recipe, actions, context, sampling.stop_token_ids)
-    others = {label: other._replace(timeout_s=patience_s(other.timeout_s)) for label, other in limits.others.items()}
+    others = {
+        label: other.model_copy(update={"timeout_s": patience_s(other.timeout_s)})
+        for label, other in limits.others.items()
+    }
     return workers, replace(limits, renderer=None, timeout_s=patience_s(limits.timeout_s), others=others)
 
 
