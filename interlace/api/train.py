@@ -1,6 +1,5 @@
 """`interlace.train`: a run from a program or a notebook."""
 
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from interlace.api.advice import for_python, outside_of_loops
 from interlace.api.given_run import GivenRun
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import disable_progress_bars, say
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
 from interlace.observe.run_folder import RunFolder, latest_name
 from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import RunLock, open_run
-from interlace.observe.run_start import check_choice
+from interlace.observe.run_start import check_choice, explain_end
 from interlace.observe.stop import StopSignal
 from interlace.rewards.base import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
@@ -184,27 +183,19 @@ def _train_recipe(
 ) -> TrainedRun:
     from interlace.run.train import train as train_recipe
 
-    try:
-        with StopSignal(lambda: progress.say("Stopping at the end of this step, with a checkpoint.")) as stop:
-            # The signal is heard on this thread only.
-            outcome = outside_of_loops(
-                partial(
-                    train_recipe, recipe, run, resume=resume, progress=progress, stop=stop, planner=planner,
-                    callbacks=callbacks,
-                )
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        raise InterlaceError(f"stopped at once. {_how_to_resume(run)}") from None
-    except Exception as error:
-        if isinstance(error, UserError) and not resume and not run.has_trained:
-            shutil.rmtree(run.path)  # nothing was trained, so nothing is left
-        elif isinstance(error, InterlaceError):
-            error.add_note(_how_to_resume(run))
-        raise
+    told = "Stopping at the end of this step, with a checkpoint."
+    with explain_end(run, _how_to_resume, resume=resume), StopSignal(lambda: progress.say(told)) as stop:
+        # The signal is heard on this thread only.
+        outcome = outside_of_loops(
+            partial(
+                train_recipe, recipe, run, resume=resume, progress=progress, stop=stop, planner=planner,
+                callbacks=callbacks,
+            )
+        )  # fmt: skip
     return TrainedRun(folder=run.path.absolute(), outcome=outcome)
 
 
 def _how_to_resume(run: RunFolder) -> str:
     if not Checkpoints(run.checkpoints, keep=1).steps():
-        return "There is no checkpoint to resume from: call train() again with --overwrite."
-    return f"To continue from its newest checkpoint: call train() again with name={run.name!r} and --resume."
+        return "There is no checkpoint to resume from: call train() again with overwrite=True."
+    return f"To continue from its newest checkpoint: call train() again with name={run.name!r} and resume=True."

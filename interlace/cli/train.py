@@ -1,6 +1,5 @@
 """`interlace train`: trains a model as a recipe describes."""
 
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +9,10 @@ from rich.console import Console
 
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import disable_progress_bars, say
-from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
+from interlace.core.errors import UserError
 from interlace.observe.run_folder import ROOT
 from interlace.observe.run_identity import CHANGEABLE, may_change
-from interlace.observe.run_start import check_choice, how_to_continue
+from interlace.observe.run_start import check_choice, explain_end, how_to_continue
 
 if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
@@ -185,22 +184,8 @@ def _run(
                 "Ctrl-C again stops at once."
             )
 
-        try:
-            with StopSignal(announce) as stop:
-                return train_recipe(recipe, folder, resume=resume, progress=progress, stop=stop, planner=planner)
-        except KeyboardInterrupt:
-            raise InterlaceError(f"stopped at once. {how_to_continue(folder)}") from None
-        except Exception as error:
-            if isinstance(error, OSError) and is_full_disk(error):
-                full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
-                raise DiskFullError(f"{full} {how_to_continue(folder)}") from error
-            if isinstance(error, UserError) and not resume and not folder.has_trained:
-                # Only the workers could detect this mistake. Nothing was trained, so the folder is removed.
-                shutil.rmtree(folder.path)
-            elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
-                # A command that a resumed run refuses would be refused again, so it is not suggested.
-                error.add_note(how_to_continue(folder))
-            raise
+        with explain_end(folder, how_to_continue, resume=resume), StopSignal(announce) as stop:
+            return train_recipe(recipe, folder, resume=resume, progress=progress, stop=stop, planner=planner)
 
 
 def _show_report(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:

@@ -1,8 +1,11 @@
 """Start of a run, for all commands: the choice between a new and an existing run, and how to continue one."""
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import UserError
+from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 
 if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder
@@ -21,3 +24,26 @@ def how_to_continue(folder: "RunFolder") -> str:
     if not Checkpoints(folder.checkpoints, keep=1).steps():
         return "There is no checkpoint to continue from: start it again with --overwrite."
     return f"To continue from its newest checkpoint: interlace train {folder.config} --name {folder.name} --resume"
+
+
+@contextmanager
+def explain_end(folder: "RunFolder", how_to_continue: Callable[["RunFolder"], str], *, resume: bool) -> Iterator[None]:
+    """Adds to the error that ends a run inside how the run is continued. resume: whether it was continued itself.
+
+    how_to_continue: returns the advice. Raises DiskFullError for a full disk, and InterlaceError after
+    a second Ctrl-C. Removes the folder of a new run that a UserError ends before anything was trained.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterlaceError(f"stopped at once. {how_to_continue(folder)}") from None
+    except Exception as error:
+        if isinstance(error, OSError) and is_full_disk(error):
+            full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
+            raise DiskFullError(f"{full} {how_to_continue(folder)}") from error
+        if isinstance(error, UserError) and not resume and not folder.has_trained:
+            shutil.rmtree(folder.path)  # only the workers could detect this mistake
+        elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
+            # Settings that a resumed run refuses would be refused again, so the same call is not suggested.
+            error.add_note(how_to_continue(folder))
+        raise
