@@ -39,7 +39,7 @@ def list_solved(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float
     for sample in sorted(scored, key=attrgetter("key")):
         reward = recipe.task.rewards.get(sample.prompt.source, recipe.reward)
         result = RewardResult(reward=sample.reward or 0.0, parts=sample.reward_parts)
-        is_right = reward.is_right(result) if reward else result.reward >= RIGHT_FROM
+        is_right = reward.is_right(result) if reward else result.reward > RIGHT_FROM
         found.append((sample.prompt.uid, sample.reward_parts.get(ACCURACY, float(is_right))))
     return found
 
