@@ -60,7 +60,6 @@ def load_on_cluster(
     """
     from interlace.forecast.costs.profiles import change_profile
     from interlace.forecast.costs.sheets import parse_cluster
-    from interlace.forecast.profile.roofline import roofline_of
     from interlace.forecast.simulate import Simulation
     from interlace.run.recipe.load import load_recipe
 
@@ -72,6 +71,8 @@ def load_on_cluster(
     elif profile is not None:
         raise UserError(f"--devices {devices} names devices by their data sheet: leave out --profile.")
     else:
+        from interlace.forecast.profile.roofline import roofline_of  # loads torch
+
         count, kind = sheet
         simulation = Simulation(profile=roofline_of(recipe, kind), num_devices=count, num_prompts=num_prompts)
     if changes:

@@ -37,7 +37,7 @@ class FailedUpdatesError(InterlaceError):
 
 
 class StoppedError(InterlaceError):
-    """The run was asked to stop, and its current operation did not end in time."""
+    """The run was asked to stop before it had a result, or its current operation did not end in time."""
 
 
 class WorkerDiedError(InterlaceError):

@@ -125,13 +125,13 @@ class StartSource(Config):
     shares: tuple[PositiveInt, ...] = ()
     """Starts of each instruction in a round over all of them, such as [2, 1, 1] for a task that learns more slowly.
     Empty: 1 each. Held-out starts are equally many of each."""
-    train_size: int = Field(default=4096, ge=1)
+    train_size: int = Field(default=4096, ge=1, le=1_000_000)
     """Distinct starts to train on, over all tasks."""
     heldout_size: int = Field(default=64, ge=0)
     """Distinct starts to evaluate on, over all tasks; no start is in both splits."""
     seed: int = Field(default=0, ge=0, lt=700)
-    """Selects the states. It is not the run's seed, so that runs are compared on the same held-out starts. From 700 on,
-    the states would be those of demonstrations."""
+    """Selects the states. It is not the run's seed, so that runs are compared on the same held-out starts. The
+    states of seeds 700 to 799 are those of demonstrations."""
     imagined_per_start: int = Field(default=0, ge=0)
     """Imagined episodes to train on for each start in the real simulator (episode.imagined)."""
 

@@ -24,6 +24,7 @@ import shutil
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self, overload
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -44,8 +45,12 @@ class _Within:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, run: "RunFolder", owner: type["RunFolder"]) -> Path:
-        return run.path / self._name
+    @overload
+    def __get__(self, run: None, owner: type["RunFolder"]) -> Self: ...
+    @overload
+    def __get__(self, run: "RunFolder", owner: type["RunFolder"]) -> Path: ...
+    def __get__(self, run: "RunFolder | None", owner: type["RunFolder"]) -> Self | Path:
+        return self if run is None else run.path / self._name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

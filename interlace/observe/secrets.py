@@ -76,7 +76,7 @@ def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
     """Returns the settings of a config.yaml, with MASK replaced by the values in secrets.yaml of the same folder."""
     path = config.with_name(SECRETS_FILE)
     found = read_settings(path, "Delete it, and give the secrets as overrides.") if path.is_file() else {}
-    secrets = {name: str(value) for name, value in found.items()}
+    secrets = {name: value for name, value in found.items() if isinstance(value, str)}
     return _map_texts(settings, lambda text, path: secrets.get(".".join(path), MASK) if text == MASK else text)
 
 

@@ -106,12 +106,12 @@ class Boundary(ABC):
     def keep_transcripts(self, ended: Sequence[Ended]) -> None:  # noqa: B027 - given rows have no transcripts
         """Writes the transcripts of samples that no step will log."""
 
-    async def _end_step(self, step: int, metrics: Metrics, boundary: StateLater, num_updates: int) -> bool:
+    async def _end_step(self, step: int, measured: Metrics, boundary: StateLater, num_updates: int) -> bool:
         """Passes a step to the callbacks, logs it, and saves it if it is due. Returns False if the run ends here.
 
         boundary, num_updates: state at the end of the step, and the updates that had begun.
         """
-        job, measured = self._job, metrics
+        job = self._job
 
         async def save() -> None:
             self._logger.log(step, measured)

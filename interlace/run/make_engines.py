@@ -66,7 +66,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 
     recipe, loaded = source.recipe, load_source(source, context)
     site = replace(
-        _find_site(source, context),
+        _make_site(source, context),
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
         instance=int(context.group.rpartition("/")[2]),
         detaches=recipe.cluster.is_ray,
@@ -87,7 +87,8 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     return bundle
 
 
-def _find_site(source: EngineSource, context: WorkerContext) -> "EngineSite":
+def _make_site(source: EngineSource, context: WorkerContext) -> "EngineSite":
+    """Makes the site of an engine of this worker, without its mesh, instance, address and KV cache."""
     from interlace.engines.rollout.kinds import EngineSite
 
     return EngineSite(
@@ -254,7 +255,7 @@ def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConf
 
 def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
     """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
-    loaded, service, site = load_source(source, context), source.recipe.reference.service, _find_site(source, context)
+    loaded, service, site = load_source(source, context), source.recipe.reference.service, _make_site(source, context)
     if service is None:
         raise ValueError("the recipe has no scoring service")
     kind = create_kind(service)

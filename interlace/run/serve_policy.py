@@ -68,8 +68,14 @@ def serve_policy(
         return
     config, actions = _check_recipe(source), policy_actions(policy_actions_of(source))
     starts = source.task.starts
-    instructions, hz = starts.instructions if starts else (), options.settings.control_hz
-    schema = describe_turns(source.model.path, config, read_spec(config.env), actions, instructions, hz)
+    schema = describe_turns(
+        source.model.path,
+        config,
+        read_spec(config.env),
+        actions,
+        instructions=starts.instructions if starts else (),
+        control_hz=options.settings.control_hz,
+    )
     if options.settings.limits is not None:
         options.settings.limits.check_size(schema.size)
 

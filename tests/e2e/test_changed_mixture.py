@@ -60,7 +60,7 @@ def run_killed(folder: Path, schedule: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("verl-colocated", marks=pytest.mark.slow), "one-step-off"])
+@pytest.mark.parametrize("schedule", ["verl-colocated", pytest.param("one-step-off", marks=pytest.mark.slow)])
 def test_a_killed_run_draws_the_prompts_that_an_uninterrupted_one_draws(
     tmp_path: Path, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,9 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     """Returns PANELS with further panels for the metrics whose names depend on the run. names: all metrics."""
     found: dict[str, list[str]] = {}
     for name in sorted(set(names)):
-        found.setdefault(name.partition("/")[0], []).append(name)
+        family, slash, _ = name.partition("/")
+        if slash:  # A user's metric may have the name of a family.
+            found.setdefault(family, []).append(name)
     parts = [name for name in found.get("reward", ()) if name not in _REWARD_SUMMARY]
     sources = [name for name in found.get("source", ()) if name.endswith("/reward")]
     sets = [name for name in found.get("eval", ()) if name.count("/") == 2]

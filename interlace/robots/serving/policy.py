@@ -37,7 +37,13 @@ class ServedPolicy(Protocol):
 
 
 def describe_turns(
-    name: str, config: RobotConfig, spec: EnvSpec, actions: ActionTokens, instructions: Sequence[str], control_hz: float
+    name: str,
+    config: RobotConfig,
+    spec: EnvSpec,
+    actions: ActionTokens,
+    *,
+    instructions: Sequence[str],
+    control_hz: float,
 ) -> PolicySchema:
     """Returns the schema of a run's policy. spec: of the run's simulators, whose arrays a robot sends.
 
