@@ -235,7 +235,7 @@ def recipe_for(recipe: Recipe, spec: str, overrides: Sequence[str], profile: Pro
         "prompts_per_step": sizes.prompts_per_step,
         "samples_per_prompt": sizes.samples_per_prompt,
         "sampling.max_new_tokens": sizes.max_new_tokens,
-        **({"episode.env.num_envs": sizes.num_envs} if sizes.num_envs else {}),
+        **({"episode.env.num_envs": sizes.num_envs} if sizes.num_envs and simulators_of(recipe.episode) else {}),
     }
     given = {override_key(each) for each in overrides}
     taken = [f"{key}={value}" for key, value in theirs.items() if key not in given]

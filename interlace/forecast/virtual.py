@@ -3,10 +3,10 @@
 import asyncio
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -170,15 +170,16 @@ async def _simulate_run(
     algorithm, schedule = Timed(algorithm_of(recipe)), recipe.schedule.resolved
     cluster = SimCluster(simulation.devices, schedule, hang_after_s=HANG_AFTER_S, around=simulation.around)
     prompts = PromptStream(simulation.prompts(), recipe.seed)
-    finish: Callable[[], Sequence[Ended]] = tuple
+    leftover: Sequence[Ended] = ()
     run: OfflineRun | PolicyRun
+    flow: Callable[[], Coroutine[Any, Any, None]]
     try:
         roles = simulation.roles(recipe)
         if is_offline(recipe):
             groups = await launch(cluster, algorithm.needs, {name: roles[name] for name in OFFLINE_ROLES})
             run = make_offline_run(cluster, recipe, groups, prompts, simulation.row_length(recipe))
             run.start(steps)
-            flow = offline_training(run)
+            flow = partial(offline_training, run)
         else:
             groups = await launch(cluster, algorithm.needs, roles)
             episode, predictor = simulation.episode(recipe), simulation.predictor(recipe)
@@ -190,13 +191,14 @@ async def _simulate_run(
             if simulation.engine_changes:
                 changes = change_engines(hosted.run.rollout.pool, simulation.engine_changes)
                 cluster.spawn(changes, name="engines that leave and join")
-            run, flow, finish = hosted.run, hosted.train(steps), hosted.run.finish
+            run, flow = hosted.run, partial(hosted.train, steps)
         with cluster.timeline.record_with(recorder()):
-            await cluster.run(flow)
+            await cluster.run(flow())
             ledger = run.ledger()
     finally:
         await cluster.shutdown()
-    leftover = finish()
+    if isinstance(run, PolicyRun):
+        leftover = run.finish()
     if not steps.results:
         raise UserError("the recipe's data ended before its first step: nothing was simulated.")
     return Simulated(

@@ -1,6 +1,6 @@
 """Features: the numbers of a simulator's state vector that the policy sees."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -42,10 +42,10 @@ class StateFeatures:
         self._is_plain = not features
         self._of = np.array([place for one in features for place in one.of], np.intp)
         self._minus = np.array([place for one in features for place in one.minus or one.of], np.intp)
-        self._minus_weight = _spread_numbers((one, (float(bool(one.minus)),)) for one in features)
-        self._center = _spread_numbers((one, one.center or (0.0,)) for one in features)
-        self._scale = _spread_numbers((one, one.scale) for one in features)
-        self._squashed = _spread_numbers((one, (float(one.squash),)) for one in features) > 0
+        self._minus_weight = _spread_numbers(features, [[float(bool(one.minus))] for one in features])
+        self._center = _spread_numbers(features, [one.center or [0.0] for one in features])
+        self._scale = _spread_numbers(features, [one.scale for one in features])
+        self._squashed = _spread_numbers(features, [[float(one.squash)] for one in features]) > 0
 
     def of(self, state: FloatArray) -> FloatArray:
         """Returns the features [F] of a state [D]."""
@@ -58,7 +58,10 @@ class StateFeatures:
         return np.where(self._squashed, np.tanh(values), np.minimum(np.maximum(values, -1), 1))
 
 
-def _spread_numbers(of_features: Iterable[tuple[Feature, Sequence[float]]]) -> FloatArray:
+def _spread_numbers(features: Sequence[Feature], numbers: Sequence[Sequence[float]]) -> FloatArray:
     """Returns one number per index: the numbers of a feature, or its single number repeated."""
-    spread = [np.broadcast_to(np.asarray(numbers, np.float32), len(one.of)) for one, numbers in of_features]
+    spread = [
+        np.broadcast_to(np.asarray(given, np.float32), len(one.of))
+        for one, given in zip(features, numbers, strict=True)
+    ]
     return np.concatenate(spread) if spread else np.zeros(0, np.float32)

@@ -96,7 +96,10 @@ class Dispatcher:
             self._kept = self._gathering.look(self._kept, num_left, drains=self._weights.pending.num > 0)
 
     def dispatch(self, jobs: Sequence[Job], onto: list[EngineDriver] | None = None) -> None:
-        """Gives each job to an engine. onto: only to these, even while a tail is gathered on fewer; None for any."""
+        """Gives each job to an engine.
+
+        onto: the engines to choose from, even while a tail is gathered on fewer. If None, those of the tail.
+        """
         if not jobs:
             return
         before = [self._driver_of.get(job.request.id) for job in jobs] if self.tool_waits else []

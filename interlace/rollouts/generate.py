@@ -227,7 +227,7 @@ async def run_sample(
     make: Callable[..., EpisodeSession],
     sample: Sample,
     *,
-    on_lost: Callable[[EpisodeSession], object] = bool,
+    on_lost: Callable[[EpisodeSession], None] | None = None,
 ) -> Columns | SampleFailure:
     """Runs the episode of a sample, again after a loss. Returns the columns, or the reason why the sample failed.
 
@@ -239,7 +239,8 @@ async def run_sample(
         try:
             return await run_episode(episode, session, sample.prompt)
         except EpisodeLostError as error:
-            on_lost(session)
+            if on_lost:
+                on_lost(session)
             if not session.may_begin_again:
                 reason = f"{error}, {session.num_begun} times"
                 return SampleFailure(reason=reason, cause=cause_of(error), is_final=True)

@@ -31,10 +31,12 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
+        """Adds replayed trajectories to the gradient, under the loss for replay."""
         self._engine.accumulate_replayed(samples)
 
     @operation(on_device=False, collect="all")
     def weight_place(self) -> Place:
+        """Returns the location to which this rank writes weights."""
         return Place.here()
 
     @operation(on_device=False)
@@ -54,10 +56,12 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="inference", split="samples", collect="concat", parts=(WEIGHTS,))
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns the log-probs of each sample under the current weights, [L]."""
         return self._engine.logprobs(samples)
 
     @operation(bin="inference", split="samples", parts=(WEIGHTS,))
     def evaluate(self, samples: Sequence[Sample]) -> Metrics:
+        """Returns the loss and its metrics on samples that are not trained on."""
         return self._engine.evaluate(samples)
 
     def close(self) -> None:

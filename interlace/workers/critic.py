@@ -19,6 +19,7 @@ class CriticWorker(TrainedWorker):
 
     @operation(bin="inference", phase="values", split="samples", collect="concat", parts=(WEIGHTS,))
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns for each sample the return that is expected before each token, [L]."""
         return self._engine.values(samples)
 
 
@@ -31,4 +32,5 @@ class ProcessRewardWorker(TrainedWorker):
 
     @operation(bin="inference", phase="values", split="samples", collect="concat")
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns the process rewards of each sample, [L]. Samples need reference log-probs."""
         return self._engine.process_rewards(samples)

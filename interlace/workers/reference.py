@@ -17,10 +17,12 @@ class ReferenceWorker(ResidentWorker):
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns the log-probs of each sample, [L]."""
         return self._engine.logprobs(samples)
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def top_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns [L, 1 + 2 K] of each sample: log-probs, then ids and log-probs of the K most probable tokens."""
         return self._engine.top_logprobs(samples)
 
     @operation(on_device=False)

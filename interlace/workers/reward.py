@@ -29,6 +29,7 @@ class RewardWorker(Worker):
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """Returns one result per sample. A failure is also a result."""
         return await self._scorer.score(samples)
 
     def close(self) -> None:
@@ -56,6 +57,7 @@ class RewardModelWorker(ResidentWorker):
 
     @operation(bin="score", split="samples", collect="concat")
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """Returns one result per sample."""
         return self._scorer.score(samples)
 
     @operation(on_device=False)

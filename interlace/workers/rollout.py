@@ -239,6 +239,7 @@ class RolloutWorker(Worker):
 
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
+        """Swaps all weights between two decode steps."""
         if self._service:
             self._service.pull_weights(ref, mode, self._reader)
             return
@@ -251,18 +252,22 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def weight_place(self) -> Place:
+        """Returns the location from which the engine reads weights."""
         return self._service.weight_place() if self._service else Place.here()
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
+        """Returns the tokens that end the model's responses."""
         return self._stops
 
     @operation(on_device=False)
     def engine_metrics(self) -> Metrics:
+        """Returns the engine's metrics since the last call."""
         return self._engine.metrics()
 
     @operation(on_device=False)
     def health(self) -> str:
+        """Returns the reason why the engine is lost, or an empty text."""
         return self._service.health() if self._service else ""
 
     @operation(on_device=False)
@@ -275,6 +280,7 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def report(self) -> EngineReport:
+        """Returns the engine's report about the loaded model."""
         return self._engine.report()
 
     def onload(self, parts: Sequence[str] | None = None) -> None:

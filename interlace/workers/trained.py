@@ -48,10 +48,12 @@ class TrainedWorker(ResidentWorker):
 
     @operation(bin="train", makes_activations=False)
     def optimizer_step(self) -> None:
+        """Closes the minibatch and steps the optimizer."""
         self._trained.optimizer_step()
 
     @operation(on_device=False)
     def step_metrics(self) -> Metrics:
+        """Returns metrics of the minibatches since the last call, and ends their step."""
         return self._trained.end_step()
 
     @operation(bin="idle", makes_activations=False)

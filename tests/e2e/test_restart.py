@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace.core import processes
 from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics, SampleKey, TerminalEvent
 from interlace.observe.progress import QuietProgress
@@ -20,7 +21,6 @@ from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import Evaluator
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState
-from interlace.runtime import worker_processes
 from interlace.workers.actor import ActorWorker
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
@@ -126,7 +126,7 @@ def test_a_run_whose_rank_is_stopped_ends_it_and_ends_with_the_same_weights(tmp_
 def test_a_run_whose_rank_hangs_ends_it_and_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_processes, "is_stopped", lambda process: False)  # as on another machine
+    monkeypatch.setattr(processes, "is_stopped", lambda process: False)  # as on another machine
     settings = [*SETTINGS, "actor.ranks=2", "cluster.hang_after_s=45"]
     check_restarted(tmp_path, settings, "did not answer", signal.SIGSTOP)
 

@@ -134,4 +134,4 @@ def test_a_world_model_learns_actions_as_the_simulator_executes_them(tmp_path: P
         numbers = np.array([-3.0, 0.5, 1.5], np.float32)
         found = [float(learning.world.decode(number[None].view(np.int32))[0, 0]) for number in numbers]
         assert found == np.clip(end * numbers, -2, 2).tolist()
-        assert (learning.world.low, learning.world.high) == ((-2.0,), (2.0,))
+        assert learning.world.bounds == ((-2.0,), (2.0,))

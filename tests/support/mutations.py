@@ -222,9 +222,9 @@ def replacements_for_later_steps() -> Mutation:
     """Assigns a group that replaces a filtered one to the step that is currently filled with prompts."""
     pump = Admission._pump_groups
 
-    def pumped(self: Admission) -> Any:
+    def pumped(self: Admission, most_groups: int) -> Any:
         self.steps._vacancies.clear()
-        return pump(self)
+        return pump(self, most_groups)
 
     return [(Admission, "_pump_groups", pumped)]
 

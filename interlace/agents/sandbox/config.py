@@ -28,7 +28,8 @@ class SandboxConfig(Config):
     file_mib: int = Field(default=16, ge=1)
     """Largest size of one file, in MiB."""
     scratch_mib: int = Field(default=64, ge=1)
-    """Largest size of all files together, in MiB. They are in memory, and removed when the run ends."""
+    """Largest size of all files together, in MiB. They are in memory, and removed when the run ends. The
+    limit holds only if a file system can be mounted for the run."""
     output_bytes: int = Field(default=65536, ge=1)
     """Bytes kept of its output and of its errors, each; the rest is dropped."""
     runs_at_once: int = Field(default=8, ge=1)

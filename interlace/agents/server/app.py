@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import time
@@ -36,7 +37,7 @@ T = TypeVar("T")
 LARGEST_BODY = 32 << 20
 """Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
 IDLE_S = 3600.0
-"""Seconds without a request after which a session that a client opened ends."""
+"""Seconds without a request after which a session that a client opened ends; at most a quarter later."""
 LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
 NUM_RETRIES = "X-Stainless-Retry-Count"
@@ -143,6 +144,7 @@ class SessionServer:
     async def close(self) -> None:
         if self._sweep:
             self._sweep.cancel()
+            await asyncio.gather(self._sweep, return_exceptions=True)
         await self._sessions.end_conversations()
         await self._retries.close()
         await self._sessions.close()
@@ -266,7 +268,12 @@ class SessionServer:
         while True:
             await asyncio.sleep(self._idle_s / 4)
             for conversation in self._sessions.list_idle(self._idle_s):
-                await self._end_visit(conversation)
+                if not conversation.is_idle(self._idle_s):
+                    continue  # it was used while another one ended
+                try:
+                    await self._end_visit(conversation)
+                except Exception:
+                    logging.getLogger(__name__).exception("an idle session could not be closed")
 
     async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
         from aiohttp import web

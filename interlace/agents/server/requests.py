@@ -174,6 +174,7 @@ class ChatMessage(ClientPart):
     reasoning_content: str | None = None
 
     def message(self, where: str) -> Message:
+        """Returns the message. where: its position, for errors."""
         role = "system" if self.role == "developer" else self.role
         return as_message({**self.model_dump(exclude_none=True), "role": role, "content": self.content}, where)
 
@@ -249,6 +250,7 @@ class ResponseItem(ClientPart):
     output: Text = None
 
     def call(self, where: str) -> ToolCall:
+        """Returns the call of a function. where: its position, for errors."""
         return ToolCall(id=self.call_id, name=self.name, arguments=read_arguments(self.arguments, where))
 
 

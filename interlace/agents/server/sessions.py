@@ -86,9 +86,11 @@ class Sessions:
         return self._visitors
 
     async def end_conversations(self) -> None:
+        """Ends all sessions, without their resources."""
         for conversation in [*self._open.values()]:
             await conversation.end()
 
     async def close(self) -> None:
+        """Frees the resources of the sessions of clients."""
         for visit in [each.visit for each in self._open.values() if each.visit]:
             await visit.aclose()

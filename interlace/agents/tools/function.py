@@ -1,6 +1,7 @@
 """Tools made from Python functions, callable objects, and the methods of an object with state."""
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 import typing
@@ -49,8 +50,10 @@ async def on_thread(call: Callable[[], object]) -> object:
         try:
             return context.run(call)
         except BaseException as raised:
-            # SystemExit and KeyboardInterrupt end only their call. A future refuses a StopIteration.
-            if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+            # SystemExit and KeyboardInterrupt end only their call. A future refuses a StopIteration, and takes the
+            # CancelledError of another future for its own.
+            passes = not isinstance(raised, StopIteration | concurrent.futures.CancelledError)
+            if isinstance(raised, Exception) and passes:
                 raise
             raise RuntimeError(f"{type(raised).__name__}: {raised}") from None
 

@@ -68,7 +68,7 @@ def _find_cache_path(source: Path, compiler: str) -> Path:
 
 
 def processor() -> str:
-    """Returns the processor features that `-march=native` depends on: machines may share a cache, not code."""
+    """Returns the processor features that `-march=native` depends on. Machines that share a cache share no code."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -60,7 +60,11 @@ class LiveRequests:
         return [(name, one.request, tuple(one.token_ids)) for name, one in self._live.items()]
 
     def add(self, request: Request) -> None:
-        """Adds a request. Raises UserError if it is empty or for the native engine, ValueError if the id is live."""
+        """Adds a request. Raises ValueError if its id is live.
+
+        Raises UserError for an empty prompt, and for what the native engine alone serves: arrays, parallel decoding and
+        raw log-probs.
+        """
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
         if not len(request.prompt_ids):

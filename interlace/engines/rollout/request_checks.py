@@ -29,7 +29,8 @@ class Limits:
     guide_shape: tuple[int, int] | None = None
     """Shape [K, P] of the guide of a flow-matching answer; None for other heads."""
     needs_queries: bool = False
-    """True if the model draws all numbers of an answer at once, from query tokens. It cannot continue from numbers."""
+    """True if the model draws all numbers of an answer at once, from query tokens. Its
+    numbers are no token ids, so it cannot continue from them."""
 
     def check(self, request: Request) -> None:
         """Raises UserError for a request that cannot be served."""

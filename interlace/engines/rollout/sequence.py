@@ -62,7 +62,7 @@ class SequenceState:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Returns True if others may share its keys, which then depend only on its tokens and the newest weights."""
+        """Returns True if others may share its keys: they depend only on its tokens and the newest weights."""
         return self.request.inputs is None and self.version is None
 
     @property
@@ -71,7 +71,10 @@ class SequenceState:
         return len(self.request.prompt_ids) + bool(self.request.query_ids)
 
     def marks(self, size: int) -> list[int]:
-        """Returns marks_of() its tokens, computed once for each length. size: always the same."""
+        """Returns marks_of() its tokens, computed once for each length.
+
+        size: tokens between two marks, the same in each call, because the result is kept.
+        """
         if self._marks[0] != len(self.token_ids):
             self._marks = len(self.token_ids), marks_of(np.asarray(self.token_ids, np.int64), size)
         return self._marks[1]
@@ -175,7 +178,7 @@ class SequenceTable:
         return drawn
 
     def copy_row(self, sequence: SequenceState) -> DrawnTokens:
-        """Returns a copy of the sampled tokens of a live sequence, which keeps its row."""
+        """Returns a copy of a sequence's sampled tokens, from its row or, without one, from the sequence."""
         row, prompt = sequence.row, sequence.num_prompt
         if row < 0:
             return DrawnTokens(sequence.token_ids[prompt:], sequence.logprobs, sequence.versions)

@@ -73,7 +73,10 @@ class Speculator:
         """True if the table contains drafts."""
 
     def guess(self, rows: Int64Array) -> int | None:
-        """Writes drafts after the known tokens of the running rows. Returns the passes until the next call, or None."""
+        """Writes drafts after the known tokens of the running rows.
+
+        Returns the number of passes until the next call; None if any number may follow.
+        """
         table = self._table
         if self.has_guessed:
             table.num_drafts[~table.at_once] = 0

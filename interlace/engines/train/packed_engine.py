@@ -242,7 +242,8 @@ class TrainedEngine(PackedEngine, ABC):
         """
         if not (self._trained.reshard or self._ranks.is_alone):
             self._ranks.reduce(self.model, self._run_empty_pass(self._collate([placeholder()], [None])))
-        closed, self._minibatch = self._minibatch.close().over_ranks(self._ranks), Minibatch()
+        own, self._minibatch = self._minibatch.close(), Minibatch()
+        closed = own.over_ranks(self._ranks)
         metrics = self._derive(closed.metrics()) if closed.count else {}
         weights = {self._named(name): closed.denominators.get(name, closed.count) for name in metrics}
         metrics["lr"] = self.optimizer.next_lr

@@ -60,7 +60,10 @@ class TextTeacherEngine(LogprobEngine):
         self._context = context_length(model.config)
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Computes [L] log-probs for the student's tokens, in nats; the student's own if no text is aligned."""
+        """Computes [L] log-probs for the student's tokens, in nats.
+
+        A token without aligned text gets the student's own log-prob, from which nothing is learned.
+        """
         translated = [self._translate_sample(sample) for sample in samples]
         scored = iter(super().logprobs([each.sample for each in translated if each.sample is not None]))
         found = []

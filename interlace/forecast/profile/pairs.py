@@ -42,9 +42,10 @@ async def measure_interference(
     samples: samples of a step. If a role has many instances, all of them work, and each accounts for its share.
     """
     workers = list(_make_workers(groups, samples, sampling, recipe))
+    one_of_each_role = {worker.role: worker for worker in reversed(workers)}.values()
     pairs = [
         (worker, beside)
-        for worker in {worker.role: worker for worker in reversed(workers)}.values()  # one of each role
+        for worker in one_of_each_role
         for role in dict.fromkeys(other.role for other in workers)
         if "rollout" in (worker.role, role)
         and (beside := [other for other in workers if other.role == role and other.may_work_beside(worker)])

@@ -297,7 +297,8 @@ class _Search:
     def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
         """Returns the losses of each preset against the best, at coarse fidelity; includes presets out of bounds."""
         told = []
-        outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
+        known = self._seen.keys() | self._refused.keys()
+        outside = [each for each in (*presets.values(), best.candidate) if each not in known]
         shorter = replace(self._coarse, steps=2)
         self._seen.update(self._score_all(self._select_affordable(outside, shorter, 1.0), shorter))
         top = self._seen.get(best.candidate)

@@ -68,7 +68,7 @@ class EpisodeReader(ABC):
         """Yields all episodes in order.
 
         cameras: names of the cameras whose pictures are read; None for all. Raises UserError for an unknown camera, and
-        for an episode with missing frames.
+        for an episode with missing frames or another frame rate.
         """
         known = self.cameras
         wanted = known if cameras is None else cameras

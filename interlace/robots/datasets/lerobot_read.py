@@ -70,7 +70,10 @@ class LeRobotReader(EpisodeReader):
             raise UserError(f"{path} has no column {layout.ACTION!r}, which a demonstration needs.")
         done, success = columns.get(layout.DONE), columns.get(layout.SUCCESS)
         if done is not None:
-            done = np.asarray(done, np.bool_) & ~np.asarray(columns.get(layout.TRUNCATED, False), np.bool_)
+            cut = np.asarray(columns.get(layout.TRUNCATED, False), np.bool_)
+            if success is not None:  # a success in the last step before the limit ends the task
+                cut = cut & ~np.asarray(success, np.bool_)
+            done = np.asarray(done, np.bool_) & ~cut
         task = self._tasks.get(int(columns["task_index"][0]), "") if "task_index" in columns else ""
         return RecordedEpisode(
             instruction=task or next(iter(row.get("tasks") or ()), ""),

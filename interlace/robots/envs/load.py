@@ -52,7 +52,7 @@ def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> V
     UserError for an unknown name or setting, a missing library, or environments that do not fit into memory.
     """
     kind, parsed = find_family(family, settings)
-    check_memory(EnvConfig(family=family, settings=dict(settings), num_envs=num_envs))
+    check_memory(EnvConfig.parse({"family": family, "settings": dict(settings), "num_envs": num_envs}))
     if issubclass(kind, Simulator):
         return SimulatedEnvs(kind, parsed, num_envs)
     if issubclass(kind, BatchSimulator):

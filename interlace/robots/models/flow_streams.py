@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from interlace.core.errors import UserError
+
 KeysValues: TypeAlias = tuple[Tensor, Tensor]
 """[B, P, key/value heads, D] each; keys are already rotated by their positions."""
 WAVELENGTH = 10_000.0
@@ -104,6 +106,8 @@ class TokenStream(nn.Module):
         """weights: all weights of the folder, by their names in this stream: `layers.0.mlp.up_proj.weight`."""
         super().__init__()
         count = count_layers(weights)
+        if not count:
+            raise UserError("the policy's weights have no layers. Give its whole folder.")
         self.layers = nn.ModuleList([StreamLayer(shape, weights, f"layers.{number}") for number in range(count)])
         self.norm = Norm(shape, weights, "norm")
 
@@ -154,7 +158,12 @@ class TokenStream(nn.Module):
 
 def count_layers(names: Iterable[str]) -> int:
     """Returns the number of layers of a stream by the names of its weights; 0 if none belongs to a layer."""
-    return 1 + max((int(name.split(".")[1]) for name in names if name.startswith("layers.")), default=-1)
+    return 1 + max((parse_layer(name) for name in names if name.startswith("layers.")), default=-1)
+
+
+def parse_layer(name: str) -> int:
+    """Returns the layer of a weight by its name in the stream; 0 for a weight outside the layers."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else 0
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from interlace.robots.models.flow_streams import (
     TokenStream,
     block_mask,
     count_layers,
+    parse_layer,
 )
 from interlace.robots.models.lerobot_folder import CONFIG, STATE, WEIGHTS, LerobotFolder, read_folder
 from interlace.robots.models.vision import PaliGemmaEncoder, PicturesEncoder, SmolVLMEncoder
@@ -95,7 +96,7 @@ class FlowVLA(nn.Module):
             expert_shape = shape
             # Layers of the language model above the expert's last layer are not used.
             count = count_layers(of_expert)
-            of_text = {name: tensor for name, tensor in of_text.items() if count_layers([name]) <= count}
+            of_text = {name: tensor for name, tensor in of_text.items() if parse_layer(name) < count}
         else:
             shape = StreamShape(heads=GEMMA_HEADS, norm="gemma", epsilon=GEMMA_EPSILON, uses_gelu=True)
             kind: NormKind = "adaptive" if folder.kind == "pi05" else "gemma"

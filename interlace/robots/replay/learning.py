@@ -69,9 +69,8 @@ class TrajectoryLearner:
         found.add(samples, priorities=[_compute_priority(sample) for sample in samples])
         if off_policy:
             num_turns = sum(len(list_trained_turns(sample)) for sample in samples)
-            self.num_updates += (
-                1  # before the updates: a stop in between does not save their weights as the last step's
-            )
+            # Before the updates: a stop in between does not save their weights as the last step's.
+            self.num_updates += 1
             learnt = await off_policy.learn(batch.step, found, num_turns, self._actor)
             batch.metrics.update(learnt | _metrics(found, []))
             return

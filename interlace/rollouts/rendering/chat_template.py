@@ -57,7 +57,7 @@ class Renderer:
         """Upper bound of the characters that one token stands for."""
         self._variants: dict[str, Renderer] = {}
         """Cached renderers with further variables of the template, in order of use."""
-        self._written_tools: set[tuple[frozenset[str], tuple[str, ...]]] = set()
+        self._written_tools: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
         """Roles of messages and names of tools of conversations into which the template writes the tools."""
         self._calls_are_text = False
         """True if the template requires the arguments of a call as JSON text."""
@@ -147,7 +147,7 @@ class Renderer:
 
         The test renders the conversation again, so it is made once for conversations with equal roles and tools.
         """
-        kind = frozenset(message.role for message in messages), tuple(tool.name for tool in tools)
+        kind = tuple(message.role for message in messages), tuple(tool.name for tool in tools)
         if kind in self._written_tools:
             return
         try:

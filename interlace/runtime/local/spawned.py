@@ -28,7 +28,8 @@ class SpawnedRank(ProcessRank):
     async def start(self, factory: Factory, folder: Path | None, preload: Sequence[str] = ()) -> None:
         """Starts the process and constructs the worker. A UserError passes unchanged; other errors become RemoteError.
 
-        folder: the folder of shared arrays. preload: modules that the process needs.
+        folder: the folder of shared arrays. preload: modules that the process needs. Raises WorkerAbsentError if the
+        system does not start the process, and InterlaceError if the factory cannot be sent.
         """
         ours, theirs = socket.socketpair()
         try:

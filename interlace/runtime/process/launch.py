@@ -10,6 +10,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -123,11 +124,17 @@ def _kill_server(server: forkserver.ForkServer) -> None:
 
 
 def _pack_process(popen: "LocalProcess | _SpawnedPopen", process: BaseProcess) -> tuple[bytes, bool]:
-    """Returns the bytes that a new process reads, and whether the process needs the user's script."""
+    """Returns the bytes that a new process reads, and whether the process needs the user's script.
+
+    Raises PicklingError instead of an OSError of an object that is pickled: the start of a process raises OSError.
+    """
     content, setup = io.BytesIO(), io.BytesIO()
     context.set_spawning_popen(popen)
     try:
-        ForkingPickler(content).dump(process)
+        try:
+            ForkingPickler(content).dump(process)
+        except (OSError, EOFError) as error:
+            raise pickle.PicklingError(str(error)) from error
         needs_script = b"__main__" in content.getvalue()
         data = spawn.get_preparation_data(process.name)
         if not needs_script:

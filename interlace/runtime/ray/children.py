@@ -68,9 +68,14 @@ def place_child(
         endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=within_s)
         life = actor.serve.remote(target, arguments)
         connection = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_WITHIN_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(endpoint.token)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(endpoint.token)
+        except OSError:
+            connection.close()
+            raise
     except (RayError, OSError) as error:
-        ray.kill(actor)
+        with contextlib.suppress(RayError, RuntimeError):  # the cluster may be gone too
+            ray.kill(actor)
         raise OSError(f"Ray says: {error}" if isinstance(error, RayError) else str(error)) from error
     return RayChild(actor, life, endpoint.process if endpoint.is_here else None), connection

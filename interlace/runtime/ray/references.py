@@ -42,12 +42,18 @@ class _References:
         self._add(self._kept, references)
 
     def take(self, references: Named) -> None:
-        """Accepts the references of the objects that the next call names."""
+        """Accepts the references of the objects that the next call names.
+
+        Those of a call that is cancelled before it is sent stay until the process ends.
+        """
         self._add(self._taken, references)
 
     def hand_over(self, key: str) -> Any:
         """Returns the reference of an object that a reply named. Its receiver holds it then."""
-        return self._pop(self._kept, key)
+        ref = self._pop(self._kept, key)
+        if ref is None:
+            raise KeyError(f"no reference of {key} is kept here")
+        return ref
 
     def find(self, named: Referenced) -> None:
         """Sets the reference of an object of a message, now or when it arrives."""

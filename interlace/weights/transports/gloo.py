@@ -112,7 +112,7 @@ class PeerSender(Sender):
         return tensor.cpu()
 
     def keep(self, versions: Collection[int]) -> None:
-        """A version that is being sent is freed afterwards."""
+        """Frees all versions but these; one that is being sent, afterwards."""
         with self._changed:
             self._versions = {version: held for version, held in self._versions.items() if version in versions}
 

@@ -130,7 +130,9 @@ def test_an_engine_that_is_removed_during_a_swap_leaves_no_pending_weights() -> 
         await begun.wait()
         await pool.membership.remove(driver, drains=True)
         await pool.swapped(1)
-        assert pool.weights.pending.num == 0
+        async with asyncio.timeout(60):  # the cancelled call of the driver ends a little later
+            while pool.weights.pending.num:
+                await asyncio.sleep(0)
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
 

@@ -335,7 +335,7 @@ def test_a_turn_that_is_given_up_leaves_its_engine() -> None:
         assert pool.drivers[0].load.num_requests == 0 and cluster.clock.now() - begun_s < 0.1
         session.close()
         pool.finish(OWNER)
-        with pytest.raises(RuntimeError, match=r"episode 0\.0 has ended"):
+        with pytest.raises(RuntimeError, match="the episode has ended"):
             await session.generate([1, 2])
 
     on_pool(Schedule(), main)

@@ -127,5 +127,6 @@ def test_a_turn_that_the_engine_refuses_ends_its_sample_alone() -> None:
     assert [sample.key.gid for sample in samples] == [0, 0, 2, 2]
     assert set(failures) == {SampleKey(1, 0), SampleKey(1, 1)}
     for reason in failures.values():
-        assert reason.startswith("UserError: the engine refused turn 1: request p1")
-        assert "token id 70000 is not in the model's vocabulary" in reason
+        assert reason.startswith(
+            "UserError: the engine refused turn 1: token id 70000 is not in the model's vocabulary"
+        )

@@ -52,6 +52,7 @@ class EngineSite:
     detaches: bool = False
     """True if servers with a lease are no children of this process, because it may end before the run, as on Ray."""
     kv_needs: KVNeeds = KVNeeds()
+    """Facts that determine the size of the KV cache, for engines that choose it."""
 
 
 class EngineKind(ABC):

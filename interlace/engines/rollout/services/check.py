@@ -13,7 +13,7 @@ from interlace.engines.rollout.services.dialects import dialect_named, dialect_n
 from interlace.engines.rollout.services.http import UNIX, Address
 from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.protocol import EngineClient, ServiceCapacity, ServiceError
-from interlace.engines.rollout.services.readiness import count_answer
+from interlace.engines.rollout.services.readiness import request_answer
 
 HEALTH_S, ANSWER_S = 10.0, 120.0
 """Seconds for a server to answer a health check, and to serve a first request."""
@@ -76,7 +76,7 @@ def _resolve_addresses(url: str) -> list[object]:
         infos = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(f"rollout.urls: the host of {url} is unknown: {error}. Correct the address.") from None
-    return [info[4][:2] for info in infos]  # an address of IPv6 has further numbers, such as its zone
+    return [info[4] for info in infos]
 
 
 async def _find_capacity(url: str, client: EngineClient, dialect: str, wanted: WantedModel) -> ServiceCapacity:
@@ -105,13 +105,14 @@ async def _request_token(url: str, client: EngineClient) -> None:
     request = Request(uid="check", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=params)
     with _name_address(url):
         async with asyncio.timeout(ANSWER_S):
-            refusal, num_ids, num_logprobs = await count_answer(client, request)
-    if refusal:
-        raise UserError(f"rollout.urls: {client.name} refused a request of one token: {refusal}")
-    if not num_ids == num_logprobs == 1:
+            answer = await request_answer(client, request)
+    if answer.refusal:
+        raise UserError(f"rollout.urls: {client.name} refused a request of one token: {answer.refusal}")
+    if not answer.num_ids == answer.num_logprobs == 1:
         raise UserError(
-            f"rollout.urls: {client.name} answered a request of one token with {num_ids} token ids and {num_logprobs} "
-            "log-probs. Training needs both: start the server with its token route (vLLM: --enable-scale-out)."
+            f"rollout.urls: {client.name} answered a request of one token with {answer.num_ids} token ids and "
+            f"{answer.num_logprobs} log-probs. Training needs both: start the server with its token route (vLLM: "
+            "--enable-scale-out)."
         )
 
 

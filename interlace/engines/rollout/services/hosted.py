@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,8 +164,8 @@ class HostedEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._requests = HostedRequests(engine, now)
         self._reader = WeightReader()
-        self._loading = asyncio.Lock()
-        """Held by the one load whose version the reader reads."""
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        """Thread of the reader, which reads one version at a time."""
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run_commands, name="engine service", daemon=True)
         self._thread.start()
@@ -213,29 +213,28 @@ class HostedEngine:
 
         A cancelled call loads the version in any case, so that the memory of the version before is released.
         """
-        await asyncio.shield(self._load_version(source, version, mode))
+        loading = self._loading.submit(self._load_version, source, version, mode)
+        await asyncio.shield(asyncio.wrap_future(loading))
 
-    async def _load_version(self, source: Path, version: int, mode: LoadMode) -> None:
-        async with self._loading:
-            load = await asyncio.to_thread(self._prepare_load, source, version, mode)
-            await self._call_function(load)
+    def _load_version(self, source: Path, version: int, mode: LoadMode) -> None:
+        """Reads a version in shared memory on this thread, and loads it on the engine's."""
+        is_in_memory, weights, frozen = is_manifest(source), {}, False
+        with ExitStack() as reading:
+            if is_in_memory:
+                ref = read_manifest(source)
+                # A delta is applied in place to the reader's copy, so the engine needs a copy of its own.
+                frozen = all(part.frozen and part.base is None and not part.is_base for part in ref.parts)
+                weights = {**reading.enter_context(self._reader.open(ref))}
 
-    def _prepare_load(self, source: Path, version: int, mode: LoadMode) -> Callable[[], None]:
-        """Reads a version in shared memory. Returns the function that loads it on the engine's thread."""
-        with ExitStack() as opened:
-            is_in_memory = is_manifest(source)
-            weights = {**opened.enter_context(self._reader.open(read_manifest(source)))} if is_in_memory else {}
-            reading = opened.pop_all()
+            def load() -> None:
+                self._requests.flush()  # Sends the tokens so far with their versions.
+                with reading.pop_all():  # Its end releases the memory of the version before; after an error, of this.
+                    if is_in_memory:
+                        self._engine.update_weights(weights, version, mode, frozen=frozen)
+                    else:
+                        self._engine.load(source, version, mode)
 
-        def load() -> None:
-            self._requests.flush()  # Sends the tokens so far with their versions.
-            with reading:  # Its end releases the memory of the version before; after an error, of this version.
-                if is_in_memory:
-                    self._engine.update_weights(weights, version, mode, frozen=True)
-                else:
-                    self._engine.load(source, version, mode)
-
-        return load
+            self._send_function(load).result()
 
     async def health(self) -> ServiceHealth:
         """See EngineClient. It does not wait for the engine's thread, which may be loading weights."""
@@ -253,11 +252,17 @@ class HostedEngine:
         await self._call_function(self._engine.onload)
 
     async def close(self) -> None:
+        await asyncio.to_thread(self._loading.shutdown)  # a version that is being read is loaded first
         self._commands.put(None)
         self._engine.interrupt()
 
     async def _call_function(self, function: Callable[[], T]) -> T:
         """Runs a function on the engine's thread, between two steps."""
+        # A function that was sent runs in any case.
+        return await asyncio.shield(asyncio.wrap_future(self._send_function(function)))
+
+    def _send_function(self, function: Callable[[], T]) -> "Future[T]":
+        """Sends a function to the engine's thread. Raises InterlaceError if the engine has failed."""
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -269,7 +274,7 @@ class HostedEngine:
         if self._fault is not None:
             raise InterlaceError(f"the engine has failed: {self._fault}") from self._fault
         self._put_command(run)
-        return await asyncio.shield(asyncio.wrap_future(answer))  # a function that was sent runs in any case
+        return answer
 
     def _put_command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
@@ -60,22 +60,33 @@ async def wait_until_healthy(client: EngineClient, *, start_s: float, patience_s
 async def warm_up(client: EngineClient, number: int) -> None:
     """Sends a small request. number: makes the request's id unique. Raises UserError if the answer has no log-probs."""
     request = Request(uid="warm-up", owner=SampleKey(NO_GROUP, number), prompt_ids=[1], params=WARM_UP)
-    refusal, num_ids, num_logprobs = await count_answer(client, request)
-    if refusal:
-        raise UserError(f"{client.name} refused a warm-up request: {refusal}")
-    if not num_ids or num_logprobs != num_ids:
+    answer = await request_answer(client, request)
+    if answer.refusal:
+        raise UserError(f"{client.name} refused a warm-up request: {answer.refusal}")
+    if not answer.num_ids or answer.num_logprobs != answer.num_ids:
         raise UserError(
-            f"{client.name} answered a warm-up request with {num_ids} token ids and {num_logprobs} "
+            f"{client.name} answered a warm-up request with {answer.num_ids} token ids and {answer.num_logprobs} "
             "log-probs, and training needs both. Take a server with a token route, and set rollout.dialect to it."
         )
 
 
-async def count_answer(client: EngineClient, request: Request) -> tuple[str, int, int]:
-    """Sends a request. Returns the reason of a refusal, and the numbers of token ids and log-probs that arrived."""
+class AnswerSize(NamedTuple):
+    """Size of the answer to one request."""
+
+    refusal: str
+    """Reason of a refusal, or an empty text."""
+    num_ids: int
+    num_logprobs: int
+
+
+async def request_answer(client: EngineClient, request: Request) -> AnswerSize:
+    """Sends a request, and returns the size of its answer."""
     deltas: list[Delta] = []
     await client.generate([request], lambda _, delta: deltas.append(delta))
     refusal = next((delta.refusal for delta in deltas if delta.refusal), "")
-    return refusal, sum(len(delta.token_ids) for delta in deltas), sum(len(delta.logprobs) for delta in deltas)
+    return AnswerSize(
+        refusal, sum(len(delta.token_ids) for delta in deltas), sum(len(delta.logprobs) for delta in deltas)
+    )
 
 
 async def check_probe(client: EngineClient, probe: WeightProbe, version: int, *, max_gap: float) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -57,7 +58,8 @@ class EngineRoutes:
             except (UserError, OSError) as error:
                 return _make_error_response(INSUFFICIENT_STORAGE if is_full_disk(error) else 400, str(error))
             except (InterlaceError, RuntimeError) as error:  # of the engine, such as torch's lack of memory
-                return _make_error_response(500, str(error))
+                logging.getLogger(__name__).exception("%s failed", request.path)
+                return _make_error_response(500, str(error) or type(error).__name__)
 
         return handle
 

@@ -48,7 +48,7 @@ def test_controller_time_that_overlaps_with_generation_is_charged_to_the_samples
     real = replace(said, controller_s=0.06, waiting_s=0.01)
     found = fit_profile(PROFILE, real, RECIPE, 2)
     assert RECIPE.schedule.resolved.granularity.reward == "step", "one call scores all samples"
-    charged_s = found.controller_step_s + 128 * found.controller_sample_s + PROFILE.reward.call_s
+    charged_s = found.controller_step_s + SAMPLES_PER_STEP * found.controller_sample_s + PROFILE.reward.call_s
     assert charged_s == pytest.approx(0.06, rel=0.02)
 
 

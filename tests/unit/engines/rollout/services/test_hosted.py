@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -229,12 +230,14 @@ def test_an_engine_generates_while_a_version_is_read_and_serves_it_until_the_nex
         tensor.copy_(tensor.bfloat16())  # so that the codec rounds nothing
     route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory", codec=codec))
     writer, folders, received = WeightWriter(route), VersionFolders(), Received()
-    long = request(params=SamplingParams(max_new_tokens=400))
+    long = request(params=SamplingParams(max_new_tokens=3500))
 
     def read_late(file: Path) -> WeightRef:
-        before = len(received.tokens(long.id))
-        while len(received.tokens(long.id)) == before:  # ends by the limit of the test if the engine stands still
-            pass
+        before, until_s = len(received.tokens(long.id)), time.monotonic() + 20
+        while len(received.tokens(long.id)) == before:
+            assert received.end(long.id) is None, "the request ended before the load"
+            assert time.monotonic() < until_s, "the engine stands still while a version is read"
+            time.sleep(0.001)
         return read_manifest(file)
 
     async def run() -> None:
