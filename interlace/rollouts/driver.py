@@ -206,9 +206,9 @@ class EngineDriver:
             return True
         if self.is_away:
             return False
-        if not self.weights.starts_new and self.evacuation.num_awaited:
+        if self.weights.has_pending and self.evacuation.num_awaited:
             return self.weights.has_ready_job()  # otherwise it would hold its devices while it waits for these jobs
-        return not self.weights.starts_new or self.jobs.num_queued > 0
+        return self.weights.has_pending or self.jobs.num_queued > 0
 
     def _find_work(self) -> bool:
         """Takes over requests queued for other engines, unless the engine must drain, leave or yield its devices."""

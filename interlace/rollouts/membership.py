@@ -172,7 +172,7 @@ class Membership:
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave
-        self._weights.pending.num -= not driver.weights.starts_new
+        self._weights.pending.num -= driver.weights.has_pending
         self._drivers.remove(driver)
         self._dispatcher.tool_waits.leave(driver)
         self._weights.pending.changed.fire()

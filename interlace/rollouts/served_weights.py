@@ -103,7 +103,7 @@ class ServedWeights:
             self._send_weights(driver, self.newest)
 
     def _send_weights(self, driver: "EngineDriver", ref: WeightRef) -> None:
-        self.pending.num += driver.weights.pending_version is None
+        self.pending.num += not driver.weights.has_pending
         driver.update_weights(ref)
 
     @property

@@ -36,6 +36,11 @@ class WeightSwap:
         return self._pending.version if self._pending else None
 
     @property
+    def has_pending(self) -> bool:
+        """True while the engine has received weights that it does not serve yet."""
+        return self._pending is not None
+
+    @property
     def starts_new(self) -> bool:
         """False while an update is pending: a new sequence would have an older version than its deadline assumes."""
         return self._pending is None
