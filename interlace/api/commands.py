@@ -133,7 +133,8 @@ def compare(  # house: the options of the command, by the same names
     """Trains a recipe under several schedules in turn, on the same seeds. The command has the same options.
 
     schedules: names, the first as the base. cluster: None for the recipe's. With "sim" the runs are simulated, as by
-    simulate(); devices and profile are for these. Raises UserError.
+    simulate(); devices and profile are for these. Raises UserError; StoppedError if a stop came before the first step;
+    InterlaceError if all schedules failed.
     """
     from interlace.run.compare import load_variants, run_variants, write_comparison
 

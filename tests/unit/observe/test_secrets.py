@@ -59,6 +59,11 @@ def test_a_secret_that_is_lost_is_requested_by_its_key(tmp_path: Path) -> None:
         check_unmasked(restored)
 
 
+def test_a_null_is_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "secrets.yaml").write_text("api_key: null\n")
+    assert restore_secrets({"api_key": MASK}, tmp_path / "config.yaml") == {"api_key": MASK}
+
+
 def test_masked_settings_stay_masked() -> None:
     masked, secrets = mask_secrets({"api_key": "x"})
     assert secrets == {"api_key": "x"} and mask_secrets(masked) == ({"api_key": MASK}, {})

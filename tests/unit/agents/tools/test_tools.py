@@ -1,6 +1,7 @@
 """Tools from functions, classes and MCP servers have correct schemas and arguments, and refuse invalid ones."""
 
 import asyncio
+import concurrent.futures
 import re
 import subprocess
 import sys
@@ -46,6 +47,13 @@ async def later(text: str) -> str:
 def exits() -> str:
     """Ends its process."""
     raise SystemExit(3)
+
+
+def waits_for_a_cancelled_future() -> object:
+    """Waits for nothing."""
+    future: concurrent.futures.Future[object] = concurrent.futures.Future()
+    future.cancel()
+    return future.result()
 
 
 def takes_from_an_empty_iterator() -> str:
@@ -142,6 +150,13 @@ def test_a_tool_that_raises_stop_iteration_fails() -> None:
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(call())
+
+
+def test_a_tool_that_waits_for_a_cancelled_future_fails() -> None:
+    """The episode would take its error for a cancellation of the episode."""
+    [tool] = source(f"{HERE}:waits_for_a_cancelled_future").open(VISIT)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        called(tool, {})
 
 
 def test_a_static_method_of_a_class_is_a_tool_with_all_its_parameters() -> None:

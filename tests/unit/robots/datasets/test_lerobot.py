@@ -183,8 +183,10 @@ def test_a_time_limit_is_no_end_of_the_task(tmp_path: Path) -> None:
     """In LeRobot's recordings `next.done` is true at a time limit too, and `next.truncated` tells them apart."""
     write(tmp_path)
     path, info = tmp_path / "data/chunk-000/file-000.parquet", json.loads((tmp_path / "meta/info.json").read_text())
-    table, is_cut = parquet.read_table(path), np.arange(16) == 10
-    parquet.write_table(table.append_column("next.truncated", [is_cut]), path)
+    table, is_last = parquet.read_table(path), np.isin(np.arange(16), (10, 15))
+    is_success = np.arange(16) == 15  # the last episode succeeds at the limit
+    table = table.set_column(table.column_names.index("next.success"), "next.success", [is_success])
+    parquet.write_table(table.append_column("next.truncated", [is_last]), path)
     features = info["features"] | {"next.truncated": {"dtype": "bool", "shape": [1], "names": None}}
     _change_info(tmp_path, features=features)
     ends = [each.terminated for each in LeRobotReader(tmp_path).episodes()]
