@@ -66,7 +66,7 @@ class TrainedRun:
     @cached_property
     def recipe(self) -> Recipe:
         """The settings of the run."""
-        return load_recipe(str(self._files.config))
+        return load_recipe(str(_files(self).config))
 
     @property
     def was_interrupted(self) -> bool:
@@ -76,17 +76,17 @@ class TrainedRun:
     @property
     def checkpoint(self) -> Path | None:
         """Returns the chosen checkpoint, a folder that transformers loads; None if there is none."""
-        latest = Checkpoints(self._files.checkpoints, keep=1).latest()
+        latest = Checkpoints(_files(self).checkpoints, keep=1).latest()
         if self.chosen == NEWEST or latest is None:
             return latest
-        return choose_checkpoint(self._files, self.recipe.best, self.chosen)
+        return choose_checkpoint(_files(self), self.recipe.best, self.chosen)
 
     @property
     def best_checkpoint(self) -> Path | None:
         """Returns the best checkpoint by the run's `best`; None if the run has none."""
-        checkpoints = Checkpoints(self._files.checkpoints, keep=1)
+        checkpoints = Checkpoints(_files(self).checkpoints, keep=1)
         steps = checkpoints.steps()
-        best = read_best(self.recipe.best, self._files, steps).step if self.recipe.best and steps else None
+        best = read_best(self.recipe.best, _files(self), steps).step if self.recipe.best and steps else None
         return None if best is None else checkpoints.path(best)
 
     @property
@@ -173,7 +173,7 @@ class TrainedRun:
         from interlace.observe.report.page import write_report
 
         path = writable(self.folder / "report.html" if out is None else Path(out).expanduser(), "--out")
-        write_report([self._files], path, step=step)
+        write_report([_files(self)], path, step=step)
         return path
 
     @for_python
@@ -226,7 +226,7 @@ class TrainedRun:
             to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
             token=token,
         )  # fmt: skip
-        return export_run(self._files, self.recipe, options)
+        return export_run(_files(self), self.recipe, options)
 
     def __repr__(self) -> str:
         here = Path.cwd()
@@ -238,19 +238,19 @@ class TrainedRun:
 
     def _repr_html_(self) -> str:
         """Returns the run as a notebook shows it."""
-        curves = [(name, self._data.curve(name)) for name in CURVES] if self._files.has_trained else []
+        curves = [(name, self._data.curve(name)) for name in CURVES] if _files(self).has_trained else []
         drawn = "".join(curve_svg(name, points) for name, points in curves if len(points) > 1)
         summary = _summarize(self)
         return table_html([{"run": self.name, **summary}]) + drawn
 
-    @property
-    def _files(self) -> RunFolder:
-        return RunFolder(path=self.folder)
-
     @cached_property
     def _data(self) -> RunData:
         """Metrics, evaluations and samples, read once."""
-        return RunData.read(self._files)
+        return RunData.read(_files(self))
+
+
+def _files(run: TrainedRun) -> RunFolder:
+    return RunFolder(path=run.folder)
 
 
 def _require_checkpoint(run: TrainedRun) -> Path:
@@ -265,7 +265,7 @@ def _require_checkpoint(run: TrainedRun) -> Path:
 
 def _summarize(run: TrainedRun) -> dict[str, object]:
     """Returns a run in a few values for display: steps, reward, held-out accuracy or loss."""
-    if not run._files.has_trained:
+    if not _files(run).has_trained:
         return {"steps": "none yet"}
     data = run._data
     ended = ", interrupted" if run.was_interrupted else ""
