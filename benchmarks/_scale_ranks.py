@@ -19,11 +19,12 @@ from interlace.core.runs import Runs
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import FinishReason, Metrics, Request, Response, RewardResult, Sample, SampleKey
 from interlace.forecast.costs.workers import RIGHT, WRONG, SimulatedTrainer
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
 from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.rank import Rank
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import UpdateMode, WeightRef

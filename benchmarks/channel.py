@@ -34,8 +34,9 @@ from _channel_moves import BOUND, WARM_UP_S
 from interlace.run.clusters.ray import open_cluster
 from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.channel import Channel
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 
 OURS, BY_REFERENCE = "interlace Channel", "interlace, references"

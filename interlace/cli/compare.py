@@ -82,10 +82,10 @@ def simulate_runs(
     recipe: str, overrides: Sequence[str], schedules: str, devices: str | None, profile: str | None, root: Path
 ) -> "list[ScheduleOutcome]":
     """Simulates a recipe under each schedule, into a run folder below `root` each. devices: None for 8."""
-    from interlace.cli.virtual import load_on_cluster
+    from interlace.cli.virtual import recipe_cluster
     from interlace.forecast.simulate import simulate_into
 
-    _, simulation, changes = load_on_cluster(recipe, overrides, devices or "8", profile)
+    simulation, changes = recipe_cluster(recipe, overrides, devices or "8", profile)
     return simulate_into(recipe, changes, schedules, root, simulation)
 
 

@@ -1,6 +1,6 @@
 """Virtual cluster named on the command line: `--devices 8xH100-80GB`, or `--devices 64,32 --profile NAME,NAME`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,22 +50,46 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
 
 
-def load_on_cluster(
+def recipe_cluster(
     spec: str, overrides: Sequence[str], devices: str, profile: str | None, *, num_prompts: int = 8192
-) -> "tuple[Recipe, Simulation, list[str]]":
-    """Loads a recipe. Returns the recipe, its virtual cluster and its overrides. Raises UserError.
+) -> "tuple[Simulation, list[str]]":
+    """Returns the virtual cluster of a recipe, and the overrides of the recipe. Raises UserError.
 
     overrides: may include `profile.KEY=VALUE`, which changes the profile. devices: numbers of devices of the profiles,
     as `64,32`; or a number and a kind, as `8xH100-80GB`, whose costs follow from the recipe's model and the data sheet.
     """
+    from interlace.run.recipe.load import load_recipe
+
+    changes, rest = _split_overrides(overrides)
+    return _make_cluster(lambda: load_recipe(spec, rest), changes, devices, profile, num_prompts), rest
+
+
+def load_on_cluster(
+    spec: str, overrides: Sequence[str], devices: str, profile: str | None
+) -> "tuple[Recipe, Simulation, list[str]]":
+    """Loads a recipe. Returns the recipe, its virtual cluster and its overrides; see recipe_cluster()."""
+    from interlace.run.recipe.load import load_recipe
+
+    changes, rest = _split_overrides(overrides)
+    recipe = load_recipe(spec, rest)
+    return recipe, _make_cluster(lambda: recipe, changes, devices, profile), rest
+
+
+def _split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the changes of the profile, without their prefix, and the overrides of the recipe."""
+    changes = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
+    return changes, [each for each in overrides if not each.startswith(PROFILE)]
+
+
+def _make_cluster(
+    load: "Callable[[], Recipe]", changes: Sequence[str], devices: str, profile: str | None, num_prompts: int = 8192
+) -> "Simulation":
+    """Returns a virtual cluster. load: called if the costs follow from the recipe. changes: of the profile."""
     from interlace.forecast.costs.profiles import change_profile
     from interlace.forecast.costs.sheets import parse_cluster
     from interlace.forecast.simulate import Simulation
-    from interlace.run.recipe.load import load_recipe
 
-    changes = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
-    rest = [each for each in overrides if not each.startswith(PROFILE)]
-    recipe, sheet = load_recipe(spec, rest), parse_cluster(devices)
+    sheet = parse_cluster(devices)
     if sheet is None:
         simulation = virtual_cluster(devices, profile, num_prompts=num_prompts)
     elif profile is not None:
@@ -74,10 +98,8 @@ def load_on_cluster(
         from interlace.forecast.profile.roofline import roofline_of  # loads torch
 
         count, kind = sheet
-        simulation = Simulation(profile=roofline_of(recipe, kind), num_devices=count, num_prompts=num_prompts)
-    if changes:
-        simulation = replace(simulation, profile=change_profile(simulation.profile, changes))
-    return recipe, simulation, rest
+        simulation = Simulation(profile=roofline_of(load(), kind), num_devices=count, num_prompts=num_prompts)
+    return replace(simulation, profile=change_profile(simulation.profile, changes)) if changes else simulation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +127,7 @@ def simulate_schedules(
 ) -> SimulatedSchedules:
     """Simulates a recipe under each schedule. Raises UserError.
 
-    overrides: may include `engines=CHANGES`, and see load_on_cluster(), also for `devices` and `profile`.
+    overrides: may include `engines=CHANGES`, and see recipe_cluster(), also for `devices` and `profile`.
     """
     from interlace.forecast.elastic import parse_changes
     from interlace.forecast.simulate import simulate_variants
@@ -114,7 +136,7 @@ def simulate_schedules(
         raise UserError(f"--prompts {num_prompts}: a data set has one prompt or more.")
     engines = [each.removeprefix(ENGINES) for each in overrides if each.startswith(ENGINES)]
     given = [each for each in overrides if not each.startswith(ENGINES)]
-    _, simulation, given = load_on_cluster(recipe, given, devices, profile, num_prompts=num_prompts)
+    simulation, given = recipe_cluster(recipe, given, devices, profile, num_prompts=num_prompts)
     if engines:
         simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))
     results = simulate_variants(recipe, given, schedule, simulation, timeline=timeline)

@@ -131,7 +131,7 @@ class StartSource(Config):
     """Distinct starts to evaluate on, over all tasks; no start is in both splits."""
     seed: int = Field(default=0, ge=0, lt=700)
     """Selects the states. It is not the run's seed, so that runs are compared on the same held-out starts. The
-    states of seeds 700 to 799 are those of demonstrations."""
+    seeds 700 to 799 would select the states of demonstrations."""
     imagined_per_start: int = Field(default=0, ge=0)
     """Imagined episodes to train on for each start in the real simulator (episode.imagined)."""
 

@@ -8,37 +8,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from interlace.algorithms import Algorithm
 from interlace.algorithms.base import Advantages, Needs
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import Metrics, SampleGroup
+from interlace.core.types import Metrics, Prompt, SampleGroup
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
 from interlace.flows.offline_run import OfflineRun
 from interlace.flows.run import PolicyRun, RoleGroups
 from interlace.flows.steps import Ended, StepResult
 from interlace.forecast.costs.workers import zeros
-from interlace.forecast.elastic import change_engines
-from interlace.forecast.offline import make_offline_run
+from interlace.forecast.elastic import EngineChange, change_engines
+from interlace.forecast.offline import RowLength, make_offline_run
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
+from interlace.rollouts.base import Episode
 from interlace.run.host import Hosted, host
 from interlace.run.launch import RoleWorker, role_spec
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.layout import find_needed_roles
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.sim.cluster import SimCluster
+from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import Recorder
 from interlace.runtime.worker import Worker, operation_of
+from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device
-
-if TYPE_CHECKING:
-    from interlace.forecast.simulate import Simulation
 
 StepHook: TypeAlias = Callable[[StepResult], bool]
 OFFLINE_ROLES = ("reference", "actor")
@@ -55,6 +54,43 @@ class SimulatedRole(NamedTuple):
     worker_class: type[Worker]
     working_bytes: int = 0
     """Bytes of memory on each device during computation, in addition to the worker's state."""
+
+
+class SimulationBackend(Protocol):
+    """Workers, devices and prompts that replace the recipe's own."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]: ...
+
+    @property
+    def engine_changes(self) -> Sequence[EngineChange]:
+        """Returns the engines that leave and join during the run."""
+        ...
+
+    @property
+    def around(self) -> RankWrapper:
+        """Returns the wrapper for each rank."""
+        ...
+
+    def prompts(self) -> Sequence[Prompt]:
+        """Returns the data set."""
+        ...
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Returns the simulated workers by role; the algorithm selects the roles that it needs."""
+        ...
+
+    def episode(self, recipe: Recipe) -> Episode:
+        """Returns the episode that replaces the recipe's, which would call real tools."""
+        ...
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor | None:
+        """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
+        ...
+
+    def row_length(self, recipe: Recipe) -> RowLength:
+        """Returns the lengths of given rows, for a recipe that trains on them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +137,7 @@ class Simulated:
 
 def run_virtually(
     recipe: Recipe,
-    simulation: "Simulation",
+    simulation: SimulationBackend,
     *,
     name: str,
     recorder: Callable[[], Recorder],
@@ -161,7 +197,7 @@ class _Steps:
 
 async def _simulate_run(
     recipe: Recipe,
-    simulation: "Simulation",
+    simulation: SimulationBackend,
     name: str,
     recorder: Callable[[], Recorder],
     steps: _Steps,

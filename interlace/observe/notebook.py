@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from interlace.observe.progress import ProgressView
+from interlace.observe.progress import QuietProgress
 from interlace.observe.step_line import REWARD, Headline, StepLine, duration
 
 _WIDTH, _HEIGHT = 320, 72
@@ -26,7 +26,7 @@ def is_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-class NotebookProgress(ProgressView):
+class NotebookProgress(QuietProgress):
     """One display that is redrawn after each step."""
 
     def __init__(self, num_steps: int) -> None:

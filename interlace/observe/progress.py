@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,25 +28,26 @@ _LOOKS = {
 _OTHER_LOOK = ("·", "white")
 
 
-class ProgressView:
-    """Display of a run, used as a context manager from one thread. This base shows nothing."""
+class ProgressView(Protocol):
+    """Display of a run, used as a context manager from one thread."""
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a note on its state."""
+        ...
 
     def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
         """Shows a finished step. headline: the first metric of the display."""
+        ...
 
     def say(self, text: str) -> None:
         """Prints a line that stays visible."""
+        ...
 
-    def __enter__(self) -> Self:
-        return self
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the display."""
+    ) -> None: ...
 
 
 def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> ProgressView:
@@ -56,11 +57,28 @@ def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> P
     return LiveProgress(console, num_steps) if console.is_terminal else PlainProgress(console, num_steps)
 
 
-class QuietProgress(ProgressView):
+class QuietProgress:
     """Shows nothing."""
 
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        del name, done, total, note
 
-class PlainProgress(ProgressView):
+    def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
+        del step, metrics, headline
+
+    def say(self, text: str) -> None:
+        del text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, error, trace
+
+
+class PlainProgress(QuietProgress):
     """Prints one line per step, and for a stage its start, each quarter and its end."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
@@ -91,7 +109,7 @@ class PlainProgress(ProgressView):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class LiveProgress(ProgressView):
+class LiveProgress:
     """Redraws a table of the last steps, with a bar of the time per stage for each step."""
 
     def __init__(self, console: Console, num_steps: int) -> None:

@@ -34,9 +34,6 @@ CHAT = "messages"
 """Column of a chat's messages in the metadata of its row."""
 
 AnyFunction: TypeAlias = Callable[..., Any]
-_Arguments: TypeAlias = ChainMap[str, Any]
-"""Values of the arguments of a call by name: other names of the response, which come before a column; values that
-`**kwargs` receives too; and values of names that are not a column of the row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +99,8 @@ class RewardCall:
 
     def missing(self, request: ScoreRequest) -> str | None:
         """Returns the first required argument that a row cannot provide; None if it provides all."""
-        has = self._batch_arguments([request]) if self.is_batched else self._make_arguments(request)
+        given = self._batch_arguments([request]) if self.is_batched else self._make_arguments(request)
+        has = given.by_name()
         lacks_answer = not request.given_answer
         for name in self.required:
             is_answer = name == "answer" or (name == "ground_truth" and name not in request.metadata)
@@ -164,25 +162,26 @@ class RewardCall:
             )
         return list(values)
 
-    async def _call_function(self, given: _Arguments) -> Any:
+    async def _call_function(self, given: "_Arguments") -> Any:
         bound = inspect.BoundArguments(self.signature, OrderedDict(self._choose_arguments(given)))
         found = self.function(*bound.args, **bound.kwargs)
         return await found if inspect.isawaitable(found) else found
 
-    def _choose_arguments(self, given: _Arguments) -> dict[str, Any]:
+    def _choose_arguments(self, given: "_Arguments") -> dict[str, Any]:
         """Returns the arguments of a call in the order of the signature."""
         found: dict[str, Any] = {}
+        by_name = given.by_name()
         for parameter in self.signature.parameters.values():
             if parameter.kind == parameter.VAR_KEYWORD:
                 _, taken = unwrap_partial(self.function)
                 taken |= {*self.required, *self.optional}
-                found[parameter.name] = {name: value for name, value in given.maps[1].items() if name not in taken}
-            elif self._has_parameter(parameter.name) and parameter.name in given:
-                value = given[parameter.name]
+                found[parameter.name] = {name: value for name, value in given.values.items() if name not in taken}
+            elif self._has_parameter(parameter.name) and parameter.name in by_name:
+                value = by_name[parameter.name]
                 found[parameter.name] = _write_answer(value) if _is_text_answer(parameter) else value
         return found
 
-    def _make_arguments(self, request: ScoreRequest) -> _Arguments:
+    def _make_arguments(self, request: ScoreRequest) -> "_Arguments":
         """Returns every argument that a function of one response may name."""
         values: dict[str, Any] = {
             **request.metadata,
@@ -194,7 +193,7 @@ class RewardCall:
             **request.given_answer,
         }
         response: dict[str, Any] = dict.fromkeys(("completion", "solution_str"), request.response)
-        return ChainMap(response, values, self._make_fallbacks(request))
+        return _Arguments(values=values, response=response, fallbacks=self._make_fallbacks(request))
 
     def _make_fallbacks(self, request: ScoreRequest) -> dict[str, Any]:
         """Returns arguments for which the row may have a column; an empty answer only if the function needs one."""
@@ -204,7 +203,7 @@ class RewardCall:
                 found[name] = request.given_answer.get(ANSWER, request.answer)
         return found
 
-    def _batch_arguments(self, requests: Sequence[ScoreRequest]) -> _Arguments:
+    def _batch_arguments(self, requests: Sequence[ScoreRequest]) -> "_Arguments":
         """Returns every argument that a function of a batch may name: lists with one value for each request."""
         rows = [{**request.metadata, **request.given_answer} for request in requests]
         others = [self._make_fallbacks(request) for request in requests]
@@ -220,7 +219,24 @@ class RewardCall:
         }
         if not self.takes_any:
             values["metadata"] = [request.metadata for request in requests]
-        return ChainMap({"responses": [request.response for request in requests]}, values, _collect_columns(others))
+        responses = {"responses": [request.response for request in requests]}
+        return _Arguments(values=values, response=responses, fallbacks=_collect_columns(others))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Arguments:
+    """Values of the arguments of a call by name."""
+
+    values: dict[str, Any]
+    """Values that `**kwargs` receives too."""
+    response: dict[str, Any]
+    """Other names of the response, which come before a column."""
+    fallbacks: dict[str, Any]
+    """Values of names that are not a column of the row."""
+
+    def by_name(self) -> Mapping[str, object]:
+        """Returns all values."""
+        return ChainMap(self.response, self.values, self.fallbacks)
 
 
 def _is_text_answer(parameter: inspect.Parameter) -> bool:

@@ -40,8 +40,7 @@ class Dispatcher:
     ) -> None:
         """engines: engines at the start. drivers: engines of the pool, which may change later.
 
-        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: called with the
-        response of each job that ended.
+        samples_per_step: samples of a step, of which the tail policy moves a share. on_response: see `EngineHost`.
         """
         self._drivers, self._weights, self._timeline = drivers, weights, cluster.timeline
         self.on_response = on_response
@@ -98,7 +97,7 @@ class Dispatcher:
     def dispatch(self, jobs: Sequence[Job], onto: list[EngineDriver] | None = None) -> None:
         """Gives each job to an engine.
 
-        onto: the engines to choose from, even while a tail is gathered on fewer. If None, those of the tail.
+        onto: the engines to choose from, even while a tail is gathered on fewer. If None, the engines of the tail.
         """
         if not jobs:
             return

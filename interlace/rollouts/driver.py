@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Metrics
 from interlace.rollouts.engine_calls import EngineCalls, GenerationMeter
-from interlace.rollouts.engine_jobs import EngineJobs, Job
+from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
+from interlace.rollouts.pending_swaps import PendingSwaps
 from interlace.rollouts.role_groups import RolloutGroup
-from interlace.rollouts.served_weights import PendingSwaps
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
@@ -19,9 +18,6 @@ from interlace.runtime.waits import Signal
 from interlace.schedule.concurrency import create_limit
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
-
-if TYPE_CHECKING:
-    from interlace.rollouts.dispatcher import Dispatcher
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
@@ -73,7 +69,7 @@ class EngineDriver:
         group: RolloutGroup,
         cluster: Cluster,
         schedule: Schedule,
-        host: "Dispatcher",
+        host: EngineHost,
         *,
         swaps: PendingSwaps,
         on_lost: "Callable[[EngineDriver, str], None]",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.progress import Progress
 from interlace.core.types import FinishReason, Response, SampleKey
-from interlace.rollouts.engine_jobs import EngineJobs, Job
+from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
@@ -18,7 +18,6 @@ from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse
 from interlace.schedule.episode_limit import EpisodeLimit
 
 if TYPE_CHECKING:
-    from interlace.rollouts.dispatcher import Dispatcher
     from interlace.rollouts.driver import EngineDriver
 
 
@@ -121,7 +120,7 @@ class EngineCalls:
         meter: GenerationMeter,
         weights: WeightSwap,
         limit: ConcurrencyLimit,
-        host: "Dispatcher",
+        host: EngineHost,
     ) -> None:
         self._group, self._jobs, self._meter, self._weights, self._host = group, jobs, meter, weights, host
         self.limit = limit

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from interlace.core.types import Metrics
 from interlace.data.stream import PromptStream
@@ -21,15 +21,13 @@ from interlace.run.callbacks import Callbacks
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.memory_checkpoints import MemoryCheckpoints
+from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe
 from interlace.run.resume import RunStart
 from interlace.run.saving import Saver
 from interlace.run.state import RunState
 from interlace.run.step_trace import StepTrace
 from interlace.runtime.cluster import Cluster
-
-if TYPE_CHECKING:
-    from interlace.forecast.online import OnlinePlanner
 
 StateLater: TypeAlias = Callable[[], RunState]
 """Function that returns the state of the run at the time when the function was made."""
@@ -43,7 +41,7 @@ class TrainJob:
     folder: RunFolder
     progress: ProgressView
     stop: StopSignal
-    planner: "OnlinePlanner | None"
+    planner: ScheduleChanger | None
     start: RunStart
     memory: MemoryCheckpoints
     """Checkpoints in shared memory."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from interlace.core.errors import RemoteError
 from interlace.data.load_sampler import create_sampler
@@ -36,6 +35,7 @@ from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
+from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import open_learning, read_world_models
@@ -49,9 +49,6 @@ from interlace.run.utilization import UtilizationMeter
 from interlace.run.weights import join_weights
 from interlace.runtime.cluster import Cluster, record_work
 
-if TYPE_CHECKING:
-    from interlace.forecast.online import OnlinePlanner
-
 
 def train(
     recipe: Recipe,
@@ -60,7 +57,7 @@ def train(
     resume: bool,
     progress: ProgressView,
     stop: StopSignal,
-    planner: "OnlinePlanner | None" = None,
+    planner: ScheduleChanger | None = None,
     callbacks: Callbacks | None = None,
     on_cluster: Callable[[Cluster], None] | None = None,
 ) -> TrainReport:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from interlace.core.errors import UserError
 from interlace.runtime.waits import WaitRegistry
@@ -20,8 +20,39 @@ from interlace.runtime.worker import Operation
 from interlace.schedule.arbiter import Arbiter, Claim
 from interlace.schedule.placement import Device
 
-if TYPE_CHECKING:
-    from interlace.runtime.group_state import GroupState
+
+class Tenant(Protocol):
+    """A holder of devices: a worker group, which computes on them."""
+
+    name: str
+    stage: int
+    preemptible: bool
+
+    @property
+    def device_indices(self) -> tuple[int, ...]: ...
+
+    @property
+    def working_bytes(self) -> int:
+        """Bytes that a running operation needs on each device in addition to the state."""
+        ...
+
+    @property
+    def part_bytes(self) -> Mapping[str, int]:
+        """Bytes of each part of the state on each of its devices, in the order of unloading."""
+        ...
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """Operations for which the tenant may hold its devices."""
+        ...
+
+    async def load(self, parts: Sequence[str]) -> None: ...
+
+    async def unload(self, parts: Sequence[str]) -> None: ...
+
+    def ask_to_yield(self) -> None:
+        """Requests that the tenant release the devices soon, because another tenant is ready."""
+        ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,14 +80,14 @@ class DeviceLock:
         self._devices, self._waits, self._clock = tuple(devices), waits, waits.clock
         self._holds: list[Hold] = []
         self._arbiter = Arbiter(len(devices), switch)
-        self._residents: list[OrderedDict[str, GroupState]] = [OrderedDict() for _ in devices]
+        self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
         """Tenants with a loaded part on each device, least recently used first."""
         self._loaded: dict[str, set[str]] = {}
         """Loaded parts of each tenant, on all its devices."""
         self._grants: dict[int, asyncio.Future[None]] = {}
-        self._tenants: dict[str, GroupState] = {}
+        self._tenants: dict[str, Tenant] = {}
 
-    def check_fit(self, tenant: "GroupState") -> None:
+    def check_fit(self, tenant: Tenant) -> None:
         """Raises UserError if an operation of the tenant alone needs more memory than one of its devices has."""
         for device in (self._devices[index] for index in tenant.device_indices):
             for how in tenant.operations:
@@ -74,7 +105,7 @@ class DeviceLock:
                     )
 
     @asynccontextmanager
-    async def hold(self, tenant: "GroupState") -> AsyncIterator[None]:
+    async def hold(self, tenant: Tenant) -> AsyncIterator[None]:
         """Holds all devices of a tenant exclusively. Loads the state if it has only one part; else see bring()."""
         claim = Claim(
             owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible
@@ -98,7 +129,7 @@ class DeviceLock:
             self._arbiter.release(claim)
             self._grant_claims()
 
-    async def bring(self, tenant: "GroupState", how: Operation) -> None:
+    async def bring(self, tenant: Tenant, how: Operation) -> None:
         """Loads the parts that an operation needs and makes room for them. The tenant must hold its devices."""
         working = tenant.working_bytes if how.makes_activations else 0
         await self._make_resident(tenant, _find_needed(tenant, how), working)
@@ -116,7 +147,7 @@ class DeviceLock:
         self._holds = [hold for hold in holds if hold.released_s == math.inf]
         return holds
 
-    def forget(self, tenant: "GroupState") -> None:
+    def forget(self, tenant: Tenant) -> None:
         """Removes an ending tenant from the ledger without unloading its state."""
         self._loaded.pop(tenant.name, None)
         for device in tenant.device_indices:
@@ -160,7 +191,7 @@ class DeviceLock:
         for owner in decision.yields:
             self._tenants[owner].ask_to_yield()
 
-    async def _make_resident(self, tenant: "GroupState", needed: Sequence[str], working: int) -> None:
+    async def _make_resident(self, tenant: Tenant, needed: Sequence[str], working: int) -> None:
         for device in tenant.device_indices:
             await self._evict_for(tenant, device, needed, working)
         loaded = self._loaded.setdefault(tenant.name, set())
@@ -171,7 +202,7 @@ class DeviceLock:
             self._residents[device][tenant.name] = tenant
             self._residents[device].move_to_end(tenant.name)
 
-    async def _evict_for(self, tenant: "GroupState", device: int, needed: Sequence[str], working: int) -> None:
+    async def _evict_for(self, tenant: Tenant, device: int, needed: Sequence[str], working: int) -> None:
         while True:
             there = {**self.list_loaded_parts(device)}
             own = dict(there.pop(tenant.name, {}))
@@ -184,7 +215,7 @@ class DeviceLock:
             parts = there.get(name, idle)
             await self._evict_part(self._residents[device][name], next(iter(parts)))
 
-    async def _evict_part(self, victim: "GroupState", part: str) -> None:
+    async def _evict_part(self, victim: Tenant, part: str) -> None:
         loaded = self._loaded[victim.name]
         loaded.discard(part)
         if not loaded:
@@ -197,7 +228,7 @@ class DeviceLock:
         return "held by " + ", ".join(names)
 
 
-def _find_needed(tenant: "GroupState", how: Operation) -> list[str]:
+def _find_needed(tenant: Tenant, how: Operation) -> list[str]:
     """Returns the parts of a tenant's state that an operation needs. If the tenant has none of the named parts, all."""
     named = [part for part in tenant.part_bytes if how.parts is None or part in how.parts]
     return named or [*tenant.part_bytes]

@@ -1,16 +1,14 @@
 """The state of a group on its devices: the tenant of the device lock."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import STATE
 from interlace.runtime.rank import GroupCall
+from interlace.runtime.rank_set import RankSet
 from interlace.runtime.worker import Operation, operation_of
-
-if TYPE_CHECKING:
-    from interlace.runtime.cluster import WorkerSpec
-    from interlace.runtime.group import RankSet
+from interlace.runtime.worker_spec import WorkerSpec
 
 SWITCH = Operation(bin="switch", phase="switch")
 """Declaration of the operations that move a worker's state, independent of the worker's class."""
@@ -37,7 +35,7 @@ class Driver(Protocol):
 class GroupState:
     """The state of a group's workers, loaded onto the devices and unloaded in parts, as the device lock requires."""
 
-    def __init__(self, spec: "WorkerSpec", ranks: "RankSet") -> None:
+    def __init__(self, spec: WorkerSpec, ranks: RankSet) -> None:
         self.name, self.stage, self.preemptible = spec.name, spec.stage, spec.preemptible
         self.device_indices = tuple(device.index for device in spec.devices)
         """Indices of the group's devices within the cluster."""

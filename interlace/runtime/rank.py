@@ -1,4 +1,4 @@
-"""Ranks of a worker group: the holder of one worker, and a call of all ranks."""
+"""Ranks of a worker group: the holder of one worker, a call of all ranks, and the services around a call."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -6,7 +6,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from interlace.runtime.timeline import Span
+from interlace.runtime.clock import Clock
+from interlace.runtime.device_lock import DeviceLock
+from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.worker import Operation, operation_of
 
 _NO_TURN = nullcontext()
@@ -38,6 +41,19 @@ def turn_of(worker: object, method: str, turn: asyncio.Lock) -> AbstractAsyncCon
     """Returns the context of a coroutine operation. Operations on the device take turns; others overlap."""
     how = operation_of(type(worker), method)
     return turn if how is None or how.on_device else _NO_TURN
+
+
+class Services(Protocol):
+    """Services that a cluster provides to its groups."""
+
+    clock: Clock
+    timeline: Timeline
+    waits: WaitRegistry
+    lock: DeviceLock
+
+    async def wait_turn(self) -> None:
+        """Waits until a result may be processed, if results are processed one at a time."""
+        ...
 
 
 @dataclass(slots=True)

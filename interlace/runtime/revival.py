@@ -3,16 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from interlace.core.errors import RemoteError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
 
-if TYPE_CHECKING:
-    from interlace.runtime.group import RankSet
-
 NOTICED_S = 0.5
 """Seconds in which the death of a rank is noticed after its peers have failed because of it."""
+
+
+class RankHolder(Protocol):
+    """A group whose ranks can be replaced."""
+
+    ranks: Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +45,7 @@ class Revival:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a replacement, so that several interrupted calls cause one."""
 
-    async def run(self, group: "RankSet", call: Callable[[], Awaitable[Any]], on_repeat: Callable[[], None]) -> Any:
+    async def run(self, group: RankHolder, call: Callable[[], Awaitable[Any]], on_repeat: Callable[[], None]) -> Any:
         """Makes a call. After the death of a rank, replaces the ranks and makes the call again if the rule allows it.
 
         on_repeat: is called before each repetition. Raises WorkerDiedError, RemoteError and the errors of make_ranks.
@@ -56,7 +59,7 @@ class Revival:
                 on_repeat()
 
     async def _replace_ranks(
-        self, group: "RankSet", ranks: Sequence[Any], error: WorkerDiedError | RemoteError
+        self, group: RankHolder, ranks: Sequence[Any], error: WorkerDiedError | RemoteError
     ) -> None:
         """Replaces ranks after an error, unless another call has done so. Raises the error if it is not by a death."""
         async with self.turn:  # the dead ranks are no longer found while another call replaces them

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar, TypeVarTuple
 
-from interlace.runtime.group import RankSet
 from interlace.runtime.group_state import GroupState
 from interlace.runtime.handle import Handle
+from interlace.runtime.rank_set import RankSet
 from interlace.runtime.timeline import Span
 from interlace.schedule.placement import Device
 

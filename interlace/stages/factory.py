@@ -71,7 +71,7 @@ class StageFactory:
         self.live = LiveSchedule(cluster, schedule, self.gate)
         """Changes of the schedule during the run."""
         self._flushes: list[Callable[[], bool]] = []
-        """Functions that release what a stage holds back, in the order of a stall: from downstream to upstream."""
+        """Functions that release the rows which a stage holds back, in the order of a stall: downstream to upstream."""
 
     def admission(
         self,

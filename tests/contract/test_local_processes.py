@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import InterlaceError, UserError, WorkerAbsentError, WorkerDiedError
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.process import server
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
 from tests.contract.clusters import run_local, two_devices

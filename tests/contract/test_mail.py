@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from interlace.core.errors import RemoteError
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.mail import FolderDirectory, Mailbox
 from interlace.runtime.worker import Worker, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 

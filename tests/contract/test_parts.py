@@ -2,7 +2,8 @@
 
 import pytest
 
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 from tests.contract.workers import Recorder, Trainer

@@ -18,8 +18,9 @@ from interlace.rollouts.base import Episode, Session
 from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.runtime.channel import Channel
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
 from tests.contract.clusters import CLUSTERS

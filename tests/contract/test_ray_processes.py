@@ -15,11 +15,12 @@ import pytest
 
 from interlace.core.errors import InterlaceError, RemoteError, UserError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.revival import RevivalRule
 from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
 
@@ -147,7 +148,7 @@ def test_a_child_that_cannot_be_reached_is_ended(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(ray, "get", lambda *args, **kwargs: found.append(get(*args, **kwargs)) or found[-1])
         monkeypatch.setattr(children.socket, "create_connection", refuse)
         with pytest.raises(OSError, match="nobody answers there"):
-            children.place_child("child", print, ())
+            children.place_child("child", time.sleep, (0.0,))
         monkeypatch.undo()
         assert is_gone(found[0].process), "while the run continues"
 

@@ -12,11 +12,12 @@ import pytest
 
 from interlace.core.errors import RestartBudgetError, WorkerDiedError
 from interlace.core.recovery import RestartBudget
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local import spawned
 from interlace.runtime.revival import RevivalRule
 from interlace.runtime.worker import Worker, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
 

@@ -17,8 +17,9 @@ from interlace.rollouts.session import NO_LIMITS, SessionLimits
 from interlace.rollouts.stream import ADMITTED, GENERATED
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.channel import Channel
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 

@@ -62,8 +62,8 @@ class LiveRequests:
     def add(self, request: Request) -> None:
         """Adds a request. Raises ValueError if its id is live.
 
-        Raises UserError for an empty prompt, and for what the native engine alone serves: arrays, parallel decoding and
-        raw log-probs.
+        Raises UserError for an empty prompt, and for arrays, parallel decoding and raw log-probs, which need the native
+        engine.
         """
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")

@@ -1,18 +1,41 @@
 """Tests of the loaded chat template: whether turns can be appended without changing the existing tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages, ToolCall, ToolSpec
 
-if TYPE_CHECKING:
-    from interlace.rollouts.rendering.chat_template import Renderer
-
 Kind: TypeAlias = Literal["user", "tool"]
 KINDS: tuple[Kind, ...] = ("user", "tool")
 PROBE = ToolSpec(name="probe", description="d", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
+
+
+class TemplateText(Protocol):
+    """Interface that renders text with a template."""
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
+        """Renders a conversation. UserError if the template refuses it."""
+        ...
+
+    def tail_text(
+        self,
+        answer: Message | None,
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        before: Sequence[Message] = (),
+    ) -> str | None:
+        """Returns the rendered text after an answer, or None if the template refuses the messages."""
+        ...
+
+    def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes an answer as tokens. UserError if the template refuses it."""
+        ...
+
+    def parse(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
+        """Reads an answer."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +96,7 @@ class Proof:
         return tuple(found)
 
 
-def prove(template: "Renderer") -> Proof:
+def prove(template: TemplateText) -> Proof:
     """Tests the template on conversations of several kinds."""
     return Proof(
         user=_examine_template(template, "user"),
@@ -83,7 +106,7 @@ def prove(template: "Renderer") -> Proof:
     )
 
 
-def _examine_template(template: "Renderer", kind: Kind) -> TurnFinding:
+def _examine_template(template: TemplateText, kind: Kind) -> TurnFinding:
     new = (
         Message(role="user", content="next")
         if kind == "user"
@@ -113,7 +136,7 @@ def _iterate_histories() -> Iterator[Messages]:
     yield (user, call, result)
 
 
-def _rewrites_history(template: "Renderer", before: Messages, new: Message, tools: tuple[ToolSpec, ...]) -> bool:
+def _rewrites_history(template: TemplateText, before: Messages, new: Message, tools: tuple[ToolSpec, ...]) -> bool:
     calls = (ToolCall(id="000000000", name="probe", arguments={"a": "b"}),) if new.role == "tool" else ()
     answers = [
         Message(role="assistant", content="" if calls else "two", tool_calls=calls),
@@ -133,7 +156,7 @@ def _rewrites_history(template: "Renderer", before: Messages, new: Message, tool
     return False
 
 
-def _has_tools(template: "Renderer") -> bool:
+def _has_tools(template: TemplateText) -> bool:
     asked = [Message(role="user", content="first")]
     try:
         return PROBE.name in template.text(asked, (PROBE,))
@@ -141,7 +164,7 @@ def _has_tools(template: "Renderer") -> bool:
         return False
 
 
-def _reads_calls(template: "Renderer") -> bool:
+def _reads_calls(template: TemplateText) -> bool:
     call = ToolCall(id="000000001", name=PROBE.name, arguments={"a": "b"})
     answer = Message(role="assistant", content="", tool_calls=(call,))
     try:

@@ -232,7 +232,7 @@ def _is_in_eight_bits(recipe: Recipe) -> bool:
 
 
 def _joins_versions(recipe: Recipe, devices: tuple[Device, ...]) -> bool:
-    """Returns whether servers on cores join or decode a version in memory of their own while they generate."""
+    """Returns whether servers on cores join or decode a version in separate memory while they generate."""
     if not isinstance(recipe.rollout, InterlaceConfig) or recipe.weights.transport not in (BY_PLACE, "shared_memory"):
         return False
     placed = recipe.schedule.resolved.instances

@@ -13,7 +13,7 @@ from typing import Any
 from interlace.core.errors import RemoteError, UserError
 from interlace.core.processes import name_own_folder, remove_left_folders
 from interlace.runtime.clock import Clock
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
@@ -21,6 +21,7 @@ from interlace.runtime.process.shared import SharedArrays, SharedFolder, make_sh
 from interlace.runtime.rank import Rank, RankResult, turn_of
 from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

@@ -15,7 +15,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.core.errors import WorkerDiedError
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.process.shared import SharedArrays, make_shared_folder
 from interlace.runtime.rank import Rank
@@ -26,6 +26,7 @@ from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
 from interlace.runtime.result_order import ResultOrder
 from interlace.runtime.worker import Rendezvous, WorkerContext
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

@@ -44,7 +44,7 @@ class _References:
     def take(self, references: Named) -> None:
         """Accepts the references of the objects that the next call names.
 
-        Those of a call that is cancelled before it is sent stay until the process ends.
+        If a call is cancelled before it is sent, its references stay until the process ends.
         """
         self._add(self._taken, references)
 

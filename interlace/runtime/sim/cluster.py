@@ -7,10 +7,11 @@ from types import CoroutineType
 from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import Rank, RankResult, turn_of
 from interlace.runtime.sim.loop import VirtualClock, virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

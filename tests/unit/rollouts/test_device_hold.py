@@ -9,9 +9,10 @@ from interlace.core.types import Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig
 from interlace.models.tiny import build_tiny
 from interlace.run.clusters.base import ClusterConfig, run_on
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import RankResult
 from interlace.runtime.worker import Worker, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.weights.config import WeightsConfig
 from interlace.weights.ref import Route, WeightRef

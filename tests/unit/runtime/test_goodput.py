@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.observe.goodput import BINS, PREFIX, Ledger
-from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.goodput import Interval, LedgerBuilder, common, fill, union, without
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import EngineCall, Span
 from interlace.runtime.worker import Worker, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.result_order import ResultOrder
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 from tests.contract.workers import Recorder

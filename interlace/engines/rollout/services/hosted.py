@@ -222,7 +222,7 @@ class HostedEngine:
         with ExitStack() as reading:
             if is_in_memory:
                 ref = read_manifest(source)
-                # A delta is applied in place to the reader's copy, so the engine needs a copy of its own.
+                # A delta is applied in place to the reader's copy, so the engine makes a second copy.
                 frozen = all(part.frozen and part.base is None and not part.is_base for part in ref.parts)
                 weights = {**reading.enter_context(self._reader.open(ref))}
 

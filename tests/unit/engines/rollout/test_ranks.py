@@ -10,9 +10,9 @@ from interlace.core.types import Response, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train.config import MeshShape
 from interlace.engines.train.ranks import Ranks
-from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.weights.shards import Shard
