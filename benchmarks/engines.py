@@ -6,15 +6,18 @@
 - `servers`: tokens/s of two servers against one, with the same total of requests.
 - `update`: seconds of a call that loads a new version into an idle server: from a folder in shared memory, which this
   process writes first, and from the trainer's shared memory by a manifest. Generation stands still for a part of them.
+- `delay`: seconds by which a running request of `--pause-tokens` tokens ends later if the server loads a version
+  meanwhile (`on_update: keep`), against the request just before it.
 
-    python benchmarks/engines.py [--model tiny:mini] [--requests 64] [--tokens 64] [--rounds 5] [--json FILE]
+    python benchmarks/engines.py [--model tiny:mini] [--requests 64] [--tokens 64] [--pause-tokens 64] [--rounds 5]
+                                 [--json FILE]
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -47,16 +50,20 @@ def make_requests(count: int, tokens: int, first: int = 0) -> list[Request]:
     ]
 
 
-def drain(engines: Sequence[RolloutEngine], requests: Sequence[Request]) -> float:
-    """Serves requests, distributed round-robin over the engines. Returns the seconds."""
+def drain(
+    engines: Sequence[RolloutEngine], requests: Sequence[Request], load: Callable[[], None] | None = None
+) -> float:
+    """Serves requests, distributed round-robin over the engines, and calls `load` meanwhile. Returns the seconds."""
     start_s = time.perf_counter()
     left = [0] * len(engines)
     for number, request in enumerate(requests):
         engines[number % len(engines)].submit(request)
         left[number % len(engines)] += 1
-    for engine in engines if len(engines) > 1 else ():
+    for engine in engines if load is not None or len(engines) > 1 else ():
         engine.interrupt()
         engine.step()  # every server gets its requests before the first wait
+    if load is not None:
+        load()
     for place, engine in enumerate(engines):
         while left[place] > 0:
             output = engine.step()
@@ -80,6 +87,31 @@ def time_updates(
     return {"folder": folder_s, "manifest": time.perf_counter() - start_s}
 
 
+def time_delays(
+    server: RolloutEngine,
+    state: Mapping[str, Tensor],
+    version: int,
+    writer: WeightWriter,
+    reader: WeightReader,
+    tokens: int,
+) -> dict[str, float]:
+    """Loads two versions while a request runs. Returns the seconds that each load adds to it, by its way."""
+    assert isinstance(server, ServiceEngineProtocol)
+    ref = WeightRef(version=version + 1, parts=(writer.write(version + 1, state),))
+
+    def load_folder() -> None:
+        server.update_weights(state, version, "keep")
+
+    def load_manifest() -> None:
+        server.pull_weights(ref, "keep", reader)
+
+    delays = {}
+    for name, load in (("folder", load_folder), ("manifest", load_manifest)):
+        plain_s = drain([server], make_requests(1, tokens))
+        delays[name] = drain([server], make_requests(1, tokens), load) - plain_s
+    return delays
+
+
 def summarize(values: Sequence[float], digits: int) -> str:
     """Returns the median and the range as text."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
@@ -97,6 +129,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny:mini")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--pause-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -106,6 +139,7 @@ def main() -> None:
     single: dict[str, list[float]] = {"native": [], "address": []}
     times: dict[str, list[float]] = {"native": [], "address": [], "two": []}
     update: dict[str, list[float]] = {"folder": [], "manifest": []}
+    delay: dict[str, list[float]] = {"folder": [], "manifest": []}
     route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory"))
     writer, reader = WeightWriter(route), WeightReader()
     state = dict(list_named_weights(load_model(model.model_copy(update={"seed": 1})).model))  # as a trainer sends them
@@ -120,8 +154,11 @@ def main() -> None:
             for name, engine in (("native", native), ("address", servers[0])):
                 each = [drain([engine], make_requests(1, 1, first=place)) for place in range(40)]
                 single[name].append(statistics.median(each))
-            for name, seconds in time_updates(servers[0], state, 2 * number + 1, writer, reader).items():
+            for name, seconds in time_updates(servers[0], state, 4 * number + 1, writer, reader).items():
                 update[name].append(seconds)
+            found = time_delays(servers[0], state, 4 * number + 3, writer, reader, options.pause_tokens)
+            for name, seconds in found.items():
+                delay[name].append(seconds)
     finally:
         reader.close()
         writer.close()
@@ -136,6 +173,7 @@ def main() -> None:
         "tokens/s, two servers / one": ratios(times["address"], times["two"]),
         "tokens/s, native": f"{total / statistics.median(times['native']):.0f}",
         **{f"update by a {name} in shared memory (s)": summarize(each, 3) for name, each in update.items()},
+        **{f"delay of a request by a {name} (s)": summarize(each, 3) for name, each in delay.items()},
     }
     print(f"{options.model}, {options.requests} requests of {options.tokens} tokens, {options.rounds} rounds\n")
     for name, value in rows.items():
