@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from interlace.core.version import VERSION
+
 if TYPE_CHECKING:
     from interlace.algorithms.base import Advantages, Algorithm
     from interlace.api.background import Server
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from interlace.runtime.channel import Channel
     from interlace.runtime.worker import Worker, operation
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _PLACES = {
     "interlace.algorithms.base": ("Advantages", "Algorithm"),

@@ -22,7 +22,7 @@ from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import RunLock, open_run
 from interlace.observe.run_start import check_choice, explain_end
 from interlace.observe.stop import StopSignal
-from interlace.rewards.base import GIVEN
+from interlace.rewards.config import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
 from interlace.run.derived import list_prompt_notices
 from interlace.run.library import ProgramInputs, Reward, Settings, trains_on_rows

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from interlace.core.aliases import JSON
 from interlace.core.errors import UserError
-from interlace.core.types import JSON
 
 ROLES = ("system", "user", "assistant", "tool")
 _SAME_ROLE = {"developer": "system"}

@@ -16,16 +16,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from interlace.core.errors import PayloadLostError
 from interlace.core.runs import Runs
-
-if TYPE_CHECKING:
-    from interlace.core.types import Segment
+from interlace.core.segment import Segment
 
 T = TypeVar("T")
 Pickled: TypeAlias = tuple[bytes, list[memoryview]]
@@ -107,7 +105,7 @@ class Stored(Generic[T]):
         return _split_parts(_map_file(self._path), self._parts) if self._path else ()
 
 
-Content: TypeAlias = "tuple[tuple[Segment, ...], NDArray[np.uint8]]"
+Content: TypeAlias = tuple[tuple[Segment, ...], NDArray[np.uint8]]
 """Segments of a sample, and its text in UTF-8."""
 
 
@@ -121,7 +119,7 @@ class Sizes(NamedTuple):
     """Tokens that the policy sampled."""
 
 
-class StoredSegments(Sequence["Segment"]):
+class StoredSegments(Sequence[Segment]):
     """The segments of a sample in a file, with its text. Sizes and versions are known without the file."""
 
     __slots__ = ("content", "sizes", "versions")
@@ -138,17 +136,17 @@ class StoredSegments(Sequence["Segment"]):
         return self.sizes.num_segments
 
     @overload
-    def __getitem__(self, index: int) -> "Segment": ...
+    def __getitem__(self, index: int) -> Segment: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence["Segment"]: ...
-    def __getitem__(self, index: int | slice) -> "Segment | Sequence[Segment]":
+    def __getitem__(self, index: slice) -> Sequence[Segment]: ...
+    def __getitem__(self, index: int | slice) -> Segment | Sequence[Segment]:
         return self.content.read()[0][index]
 
-    def __iter__(self) -> Iterator["Segment"]:
+    def __iter__(self) -> Iterator[Segment]:
         return iter(self.content.read()[0])
 
 
-def is_lost(segments: Sequence["Segment"]) -> bool:
+def is_lost(segments: Sequence[Segment]) -> bool:
     """Returns whether the content of a sample with these segments cannot be read any more."""
     return isinstance(segments, StoredSegments) and segments.content.is_lost
 
@@ -236,7 +234,7 @@ class PayloadStore:
             return None
         return self._keep(parts)
 
-    def put_sample(self, segments: Sequence["Segment"], text: str) -> StoredSegments | None:
+    def put_sample(self, segments: Sequence[Segment], text: str) -> StoredSegments | None:
         """Writes the content of a sample. Returns None as put() does."""
         stored = self.put((tuple(segments), np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)))
         if stored is None:

@@ -10,30 +10,29 @@ its prompt, segment after segment; in a Segment, the tokens of the segment.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.aliases import JSON, BoolArray, FloatArray, Inputs, IntArray, Metrics
 from interlace.core.causes import Cause
 from interlace.core.guide import Guide
 from interlace.core.payload import StoredColumn, StoredSegments, TextField, in_memory
 from interlace.core.runs import Runs
-from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE  # noqa: PLC0414 - passed on
-from interlace.core.sampling import SamplingParams as SamplingParams  # noqa: PLC0414 - passed on
+from interlace.core.sampling import MIN_TEMPERATURE, SamplingParams
+from interlace.core.segment import EMPTY_FLOAT, EMPTY_INT, FINAL, NO_VERSIONS, PROMPT, RESPONSE, Segment
 
 if TYPE_CHECKING:
     from interlace.core.episode_counts import EpisodeCounts
     from interlace.core.messages import Messages, ToolSpec
 
-IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float32]
-BoolArray = NDArray[np.bool_]
-Inputs: TypeAlias = Mapping[str, NDArray[np.generic]]
-"""Named arrays that accompany tokens, such as images or a robot's state: [N, ...] for N observations."""
-JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
-Metrics = dict[str, float]
-"""Values by metric name, as written to metrics.jsonl."""
+__all__ = [
+    "EMPTY_FLOAT", "EMPTY_INT", "FINAL", "GREEDY_INDEX", "JSON", "MIN_TEMPERATURE", "NO_BASELINE", "NO_GROUP",
+    "NO_VERSIONS", "PROMPT", "RESPONSE", "BoolArray", "Entry", "FinishReason", "FloatArray", "Inputs", "IntArray",
+    "Metrics", "Prompt", "Request", "Response", "RewardResult", "Sample", "SampleGroup", "SampleKey",
+    "SamplingParams", "Segment", "TerminalEvent",
+]  # fmt: skip
 
 GREEDY_INDEX = -1
 """Sample index of the greedy response of a group, which is not a sample and is not trained on."""
@@ -220,46 +219,6 @@ class RewardResult:
     """The exception or 'timed out after N s' if scoring failed. The sample then ends as `failed`."""
     cause: Cause = Cause.VERIFIER
     """Cause of the failure."""
-
-
-EMPTY_INT: IntArray = np.zeros(0, np.int32)
-EMPTY_FLOAT: FloatArray = np.zeros(0, np.float32)
-NO_VERSIONS: Runs[int] = Runs(())
-
-RESPONSE = "response"
-"""Kind of a segment that the policy generated."""
-FINAL = "final"
-"""Kind of a segment with one token, which follows a context that was not answered because of a limit."""
-PROMPT = -1
-"""Parent of a segment that continues the prompt."""
-
-
-# Without slots: C code pickles a dictionary, but Python code pickles the slots of a dataclass.
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Segment:
-    """Tokens that were added to a sample together: a response, a turn, the answer of a tool."""
-
-    parent: int | None = PROMPT
-    """Index of the earlier segment that this one continues, or PROMPT. None if its context has no prompt."""
-    token_ids: IntArray
-    """[L] tokens, including the stop token."""
-    sampled: BoolArray | None = None
-    """[L] True on tokens that the policy sampled, which are trained; False on inserted text. None if all are True."""
-    logprobs: FloatArray = field(default_factory=lambda: EMPTY_FLOAT)
-    """[L] behaviour log-probs, in nats; 0 on tokens that were not sampled. Empty if unknown."""
-    versions: Runs[int] = NO_VERSIONS
-    """[L] version that produced each token. A token that was not sampled has the version of the turn before it."""
-    inputs: Inputs | None = None
-    """Arrays whose embeddings replace the placeholder tokens among `token_ids`, in order."""
-    query_ids: IntArray | None = None
-    """[L] placeholder tokens from which `token_ids` were decoded in parallel; None if decoding was autoregressive. No
-    segment continues a segment with placeholders."""
-    shown_ids: IntArray | None = None
-    """[L] tokens that an expert would have answered instead of `token_ids`; None if no expert was asked."""
-    reward: float | None = None
-    """Reward of this turn by the episode, a part of the sample's reward. None if the episode gave none."""
-    kind: str = RESPONSE
-    """Kind of the segment, for transcripts: `response`, `tool`, `user`, ..."""
 
 
 # Without slots: a channel copies a row at every put, and copying a dictionary takes a fifth of the time.

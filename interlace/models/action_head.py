@@ -17,6 +17,7 @@ from interlace.core.errors import InterlaceError
 from interlace.models.config import FLOW, GAUSSIAN, SQUASHED
 from interlace.models.flow import read_schedule
 from interlace.models.flow_guidance import guide_velocity
+from interlace.models.number_ids import ids_to_numbers, numbers_to_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,16 +233,6 @@ def head_of(model: PreTrainedModel) -> ActionHead | None:
         layer: FlowOutputs = model.get_output_embeddings()
         return FlowHead(layer)
     return None
-
-
-def numbers_to_ids(numbers: FloatArray) -> NDArray[np.int32]:
-    """Reinterprets the bits of float32 numbers as int32 ids."""
-    return np.ascontiguousarray(numbers, np.float32).view(np.int32)
-
-
-def ids_to_numbers(ids: Tensor) -> Tensor:
-    """Reinterprets the bits of ids as float32 numbers."""
-    return ids.to(torch.int32).view(torch.float32)
 
 
 def _draw_normal(uniform: NDArray[np.float64], device: torch.device) -> Tensor:

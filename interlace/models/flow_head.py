@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from interlace.models.action_head import ids_to_numbers
 from interlace.models.flow import FlowSchedule
+from interlace.models.number_ids import ids_to_numbers
 
 FREQUENCIES = (1.0, 2.0, 4.0, 8.0)
 """Frequencies of the time features, in half turns between time 0 and 1."""

@@ -4,7 +4,7 @@ import secrets
 import sys
 
 from interlace.core.errors import UserError
-from interlace.rewards.base import GIVEN, RewardConfig, reward_names
+from interlace.rewards.config import GIVEN, RewardConfig, reward_names
 from interlace.rewards.signature import name_of_function
 
 _PREFIX = "function_"

@@ -12,7 +12,8 @@ from typing import Any
 from interlace.core.causes import Cause
 from interlace.core.recovery import RestartBudget
 from interlace.core.types import RewardResult
-from interlace.rewards.base import RewardConfig, make_timeout_result, preload_modules
+from interlace.rewards.base import make_timeout_result, preload_modules
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import frame_message

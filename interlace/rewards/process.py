@@ -18,7 +18,6 @@ from typing import Any
 from interlace.core.types import RewardResult
 from interlace.rewards.base import (
     LoadedReward,
-    RewardConfig,
     evaluate_batch,
     evaluate_batch_async,
     load_rewards,
@@ -26,6 +25,7 @@ from interlace.rewards.base import (
     memory_limit_mib,
     preload_modules,
 )
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import LoopServer, become_child, receive
 

@@ -6,22 +6,18 @@ import traceback
 from collections.abc import Awaitable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from interlace.core.causes import cause_of
 from interlace.core.errors import UserError
 from interlace.core.types import RewardResult
+from interlace.rewards.config import TAKEN, RewardConfig
 from interlace.rewards.signature import RewardTypeError
-
-if TYPE_CHECKING:
-    from interlace.rewards.base import RewardConfig
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
 """Value of a reward function: a verdict, the reward, or its named parts."""
-TAKEN = ("mean", "std", "max", "min")
-"""Names that no part of a reward may have: the metrics of a step use them for the reward itself."""
 ACCURACY = "accuracy"
 """The part that holds a verdict: 1 or 0, regardless of its reward."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -33,7 +29,7 @@ WRONG_TYPE = f"{RewardTypeError.__name__}: "
 """First word of the failure of a sample whose reward has a wrong type."""
 
 
-def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False) -> RewardResult:
+def to_result(score: Any, config: RewardConfig, *, has_own_total: bool = False) -> RewardResult:
     """Returns the result of one value. Raises UserError if it is not a reward, or the exception that it is.
 
     has_own_total: True for a function in verl's form, whose `score` is the reward and whose other values are notes.
@@ -63,7 +59,7 @@ def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False
     return RewardResult(reward=_number(sum(_check_parts(parts, config).values())), parts=parts)
 
 
-def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> RewardResult:
+def add_up(scores: Sequence[tuple[str, float, Any]], config: RewardConfig) -> RewardResult:
     """Returns the weighted sum of the values of several functions for one sample; each is a part.
 
     scores: (name, weight, value). A verdict counts as 1 or 0; None is no reward for the sample.
@@ -85,7 +81,7 @@ def own_total(score: Any) -> Any:
     return score["score"] if isinstance(score, Mapping) and "score" in score else score
 
 
-def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
+def verdict(is_right: bool, config: RewardConfig) -> RewardResult:
     """Returns the result of a verdict."""
     return RewardResult(reward=config.correct if is_right else config.incorrect, parts={ACCURACY: float(is_right)})
 
@@ -106,7 +102,7 @@ def _as_number(score: Any) -> Any:
     return float(plain) if isinstance(plain, bool) else score
 
 
-def _check_parts(parts: Mapping[str, float], config: "RewardConfig") -> Mapping[str, float]:
+def _check_parts(parts: Mapping[str, float], config: RewardConfig) -> Mapping[str, float]:
     if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
         raise UserError(f"{RETURNED} a part {taken[0]!r}, and metrics have another of that name: rename it")
     return parts

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
-from interlace.rewards.base import LoadedReward, RewardConfig, load_rewards
+from interlace.rewards.base import LoadedReward, load_rewards
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.signature import ScoreRequest, check_row
 
 _OF_OTHER_OBJECTIVES = {"chosen": "dpo", "rejected": "dpo", "completion": "sft"}

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Protocol
 
 from interlace.core.errors import WorkerDiedError
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Metrics
 from interlace.rollouts.engine_calls import EngineCalls, GenerationMeter
-from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
+from interlace.rollouts.engine_jobs import EngineJobs, Job, ResponseReceiver
 from interlace.rollouts.pending_swaps import PendingSwaps
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
@@ -55,6 +56,18 @@ class Standing(Enum):
     """The engine is away, and only the membership may let it join again."""
 
 
+class EngineHost(ResponseReceiver, Protocol):
+    """Receiver of a driver's reports: the dispatcher of the engine pool."""
+
+    def fill(self, driver: "EngineDriver") -> None:
+        """Gives an engine requests that are queued for engines with pending weights."""
+        ...
+
+    def dispatch(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
+        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
+        ...
+
+
 class EngineDriver:
     """Loop of one rollout engine (`run`).
 
@@ -71,7 +84,7 @@ class EngineDriver:
         schedule: Schedule,
         host: EngineHost,
         *,
-        swaps: PendingSwaps,
+        swaps: "PendingSwaps[EngineDriver]",
         on_lost: "Callable[[EngineDriver, str], None]",
         standing: Standing = Standing.MEMBER,
     ) -> None:
@@ -87,7 +100,7 @@ class EngineDriver:
         meter = GenerationMeter(group, cluster.timeline)
         self.weights = WeightSwap(group, schedule, self.jobs, meter.recompute)
         self.calls = EngineCalls(group, self.jobs, meter, self.weights, create_limit(schedule.concurrency), host)
-        self.evacuation = Evacuation(self.jobs, self.calls, self._wake)
+        self.evacuation = Evacuation(self.jobs, self.calls, host, self._wake)
         self._hold = DeviceHold(schedule, cluster.clock, on_recompute=meter.recompute, wake=self._wake)
         self._host, self._swaps, self._on_lost = host, swaps, on_lost
         self.number = swaps.number_engine()
@@ -239,7 +252,7 @@ class EngineDriver:
             self._note_state()
             self._enter_phase(Phase.SWAPPING)
             if self.weights.aborts_sequences and self.jobs.running:
-                await self.calls.abort_all("interrupted")
+                self._host.dispatch(await self.calls.abort_all("interrupted"))
             await self.weights.install(ref)
             if not self.weights.keeps_contexts:
                 self.calls.drop_contexts()
@@ -269,9 +282,9 @@ class Evacuation:
     Released by: the abort of the engine's sequences, or the loss of the engine (`end`).
     """
 
-    def __init__(self, jobs: EngineJobs, calls: EngineCalls, wake: Callable[[], None]) -> None:
+    def __init__(self, jobs: EngineJobs, calls: EngineCalls, host: EngineHost, wake: Callable[[], None]) -> None:
         """wake: called when the engine has to act."""
-        self._jobs, self._calls, self._wake = jobs, calls, wake
+        self._jobs, self._calls, self._host, self._wake = jobs, calls, host, wake
         self._onto: list[EngineDriver] | None = None
         """Engines to which the running jobs will move; None if they stay."""
         self.num_awaited = 0
@@ -291,8 +304,9 @@ class Evacuation:
         self._wake()
 
     async def move(self) -> None:
-        if self._onto is not None:
-            await self._calls.abort_all("migrated", self._onto)
+        onto = self._onto
+        if onto is not None:
+            self._host.dispatch(await self._calls.abort_all("migrated"), onto)
             self.end()
 
     def end(self) -> None:

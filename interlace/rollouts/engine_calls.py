@@ -5,20 +5,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from interlace.core.progress import Progress
 from interlace.core.types import FinishReason, Response, SampleKey
-from interlace.rollouts.engine_jobs import EngineHost, EngineJobs, Job
+from interlace.rollouts.engine_jobs import EngineJobs, Job, ResponseReceiver
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
 from interlace.runtime.typed_group import TypedGroup
-from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse
+from interlace.schedule.concurrency import ConcurrencyLimit
+from interlace.schedule.engine_use import EngineUse
 from interlace.schedule.episode_limit import EpisodeLimit
-
-if TYPE_CHECKING:
-    from interlace.rollouts.driver import EngineDriver
 
 
 class GenerationMeter:
@@ -120,9 +117,10 @@ class EngineCalls:
         meter: GenerationMeter,
         weights: WeightSwap,
         limit: ConcurrencyLimit,
-        host: EngineHost,
+        receiver: ResponseReceiver,
     ) -> None:
-        self._group, self._jobs, self._meter, self._weights, self._host = group, jobs, meter, weights, host
+        self._group, self._jobs, self._meter, self._weights = group, jobs, meter, weights
+        self._receiver = receiver
         self.limit = limit
         """Limit on the sequences of the engine."""
         self.kv_use = 0.0
@@ -213,8 +211,8 @@ class EngineCalls:
         self.kv_use = progress.kv_use
         num_tokens = self._meter.num_cached_tokens + progress.num_new_tokens
         served = self._meter.end(span, progress, self._jobs.num_queued)
-        if self._host.curve:
-            self._host.curve.observe(served)
+        if self._receiver.curve:
+            self._receiver.curve.observe(served)
         for draft in progress.drafts:
             running = self._jobs.running.get(draft.request_id)
             if running and running.on_draft:  # called separately, so that its errors do not stop the engine
@@ -224,14 +222,14 @@ class EngineCalls:
                 if self._episodes and response.request.may_continue and not response.failure:
                     num_kept = response.request.num_prompt_tokens + len(response.token_ids)
                     self._episodes.keep(response.request.owner, num_kept)
-                self._host.on_response(job, response)
+                self._receiver.on_response(job, response)
         if self.limit.adapts:
             self.limit.observe(self._measure_use(progress, num_tokens))
         if self._episodes:
             self._ended += self._episodes.pause(self._meter.num_cached_tokens)
 
-    async def abort_all(self, reason: str, onto: "list[EngineDriver] | None" = None) -> None:
-        """Removes all running sequences and dispatches them again (to `onto`). reason: name of the count."""
+    async def abort_all(self, reason: str) -> list[Job]:
+        """Removes all running sequences. Returns the jobs that continue them. reason: name of the count."""
         call = self._group.abort()
         partials = await call
         self._meter.take_out(call.spans[0], partials)
@@ -241,11 +239,11 @@ class EngineCalls:
             if job is None:
                 continue
             if response.finish_reason != FinishReason.ABORTED:  # it finished before the abort reached the server
-                self._host.on_response(job, response)
+                self._receiver.on_response(job, response)
                 continue
             jobs.append(replace(job, request=response.resumed))
-        self._host.dispatch(jobs, onto)
         self.counts[reason] += len(jobs)
+        return jobs
 
     def forget(self) -> list[Job]:
         """Records that the engine's process ended. Returns the running jobs, which begin again from their requests."""

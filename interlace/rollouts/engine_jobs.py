@@ -1,17 +1,14 @@
-"""Jobs of one engine, the queue of those that wait, and the interface through which a driver reports to the pool."""
+"""Jobs of one engine, the queue of those that wait, and the receiver of their responses."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from interlace.core.progress import Draft
 from interlace.core.types import Request, Response
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.schedule.dispatch import Load
-
-if TYPE_CHECKING:
-    from interlace.rollouts.driver import EngineDriver
 
 Deliver: TypeAlias = Callable[[Response], None]
 OnDraft: TypeAlias = Callable[[Draft], None]
@@ -49,21 +46,13 @@ class Job:
         return self.request.num_prompt_tokens + self.request.num_tokens
 
 
-class EngineHost(Protocol):
-    """Receiver of a driver's reports: the dispatcher of the engine pool."""
+class ResponseReceiver(Protocol):
+    """Receiver of the reports of an engine's calls."""
 
     curve: DecodeCurve | None
     """Decode speed, fitted to each call. None if the dispatch policy does not use it."""
     on_response: Callable[[Job, Response], None]
     """Called with the response of each job that ended."""
-
-    def fill(self, driver: "EngineDriver") -> None:
-        """Gives an engine requests that are queued for engines with pending weights."""
-        ...
-
-    def dispatch(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
-        """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
-        ...
 
 
 class EngineJobs:

@@ -21,7 +21,7 @@ class ServedWeights:
     def __init__(self, waits: WaitRegistry, drivers: Sequence[EngineDriver], schedule: Schedule) -> None:
         """drivers: engines of the pool, which may change later."""
         self._drivers, self._drains = drivers, schedule.on_update == "drain"
-        self.pending = PendingSwaps(waits)
+        self.pending = PendingSwaps[EngineDriver](waits)
         self.newest: WeightRef | None = None
         """Weights of the last publication."""
         self.most_versions = 1

@@ -15,7 +15,7 @@ from interlace.engines.rollout.config import KVNeeds
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.robots.env_stage import simulators_of
 from interlace.run.make_engines import (

@@ -14,7 +14,7 @@ from interlace.engines.train.config import TrainConfig, TrainedConfig, training_
 from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.models.config import ModelConfig
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads, threads_of
 from interlace.run.recipe.teacher_prompts import prompt_reader, text_reader

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from interlace.core.types import JSON
 from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.run_folder import RunFolder
-from interlace.rewards.base import GIVEN, reward_names
+from interlace.rewards.config import GIVEN, reward_names
 from interlace.run.recipe.config import Recipe, list_algorithms
 
 TAG = "interlace"

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.rewards.base import SUM, RewardConfig, load_rewards
+from interlace.rewards.base import load_rewards
+from interlace.rewards.config import SUM, RewardConfig
 from interlace.rewards.given import label_of_function, name_of
 from interlace.rewards.signature import RewardCall
 from interlace.run.recipe.config import SHORT

@@ -15,7 +15,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity, check_changed_settings, create_run_id, read_run_id
 from interlace.observe.run_logs import RunLogs
 from interlace.observe.run_sessions import record_session
-from interlace.rewards.base import GIVEN
+from interlace.rewards.config import GIVEN
 from interlace.run.evaluation import Evaluation
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.recipe.config import Recipe

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import interlace
 from interlace.core.config import Config
 from interlace.core.random import stable_hash
 from interlace.core.types import Prompt, Sample
+from interlace.core.version import VERSION
 from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
 from interlace.flows.warmup import ExampleSource, HabitCheck, run_supervised_warmup
@@ -85,7 +85,7 @@ def warmup_folder(recipe: Recipe) -> Path:
     content += map(describe_content, list_warmup_inputs(recipe))
     if recipe.warmup is not None and recipe.warmup.experts is not None and recipe.warmup.experts.dataset is not None:
         content.append(recipe.warmup.experts.content)
-    key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
+    key = stable_hash(VERSION, recipe.seed, recipe.tokens_per_microbatch, *content)
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
 
 

@@ -15,7 +15,7 @@ from interlace.core.config import Config
 
 if TYPE_CHECKING:
     from interlace.core.types import SampleKey
-    from interlace.schedule.concurrency import EngineUse
+    from interlace.schedule.engine_use import EngineUse
 
 LEAST_USE = 0.01
 """KV use of a call below which its report does not determine the capacity: an engine rounds to blocks."""

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 import interlace
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.config import ModelConfig
-from interlace.rewards.base import RewardConfig
 from interlace.rewards.classifier import ModelScorer, load_classifier
+from interlace.rewards.config import RewardConfig
 from tests.support.reward_model import write_model
 from tests.support.training import metrics, run, run_recipe, samples
 

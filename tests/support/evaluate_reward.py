@@ -1,7 +1,8 @@
 """The result of a reward function for one response."""
 
 from interlace.core.types import RewardResult
-from interlace.rewards.base import LoadedReward, RewardConfig, ScoreRequest, evaluate_batch
+from interlace.rewards.base import LoadedReward, ScoreRequest, evaluate_batch
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.signature import RewardCall, reward_call
 
 

@@ -21,7 +21,7 @@ from interlace.agents.server.host import SessionHost
 from interlace.core.errors import UserError
 from interlace.core.messages import to_mapping
 from interlace.core.types import Prompt
-from interlace.rewards.results import TAKEN
+from interlace.rewards.config import TAKEN
 from interlace.rollouts.base import Outcome, Session
 
 INDEX = "idx"

@@ -17,11 +17,10 @@ from interlace.engines.train.export import list_named_weights, model_files
 from interlace.engines.train.minibatch import Minibatch, MinibatchReport, merge_metrics
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
-from interlace.engines.train.packing import PlanQueue, SamplePlan, collate, placeholder, split_samples
+from interlace.engines.train.packing import PlanQueue, SamplePlan, collate, placeholder, share_row, split_samples
 from interlace.engines.train.prefetch import prefetch
 from interlace.engines.train.probes import check_backward, check_router_loss
 from interlace.engines.train.ranks import Ranks
-from interlace.engines.train.row_share import share_row
 from interlace.models.residence import Residence
 from interlace.weights.shards import local_part
 

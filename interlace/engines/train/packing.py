@@ -13,13 +13,14 @@ import torch
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prefetch import on_device
+from interlace.engines.train.row_share import RowShare
 from interlace.engines.train.trie import Trie, branch_lengths, num_own_tokens, num_prompt_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
     from interlace.core.types import BoolArray, FloatArray
-    from interlace.engines.train.row_share import RowShare
     from interlace.engines.train.trie import Places
 
 
@@ -198,6 +199,30 @@ def collate(
         sample_T=on_device(np.repeat(np.arange(len(samples)), lengths), device),
         turn_T=on_device(np.concatenate(turns), device, torch.long),
         lengths=tuple(lengths),
+    )
+
+
+def share_row(batch: MicroBatch, mesh: DeviceMesh) -> MicroBatch:
+    """Cuts a packed micro-batch down to this rank's part of its row."""
+    assert batch.layout is not None
+    layout, ids, positions, count = batch.layout, batch.input_ids, batch.position_ids, mesh.size()
+    lacking = max(0, count - ids.shape[1])
+    if lacking:  # each rank needs a token: the added ones form separate sequences whose output is not read
+        extra = [np.asarray([ids.shape[1] + number]) for number in range(lacking)]
+        layout = PackedLayout.of([*layout.places, *extra], layout.device)
+        ids, positions = (torch.cat([each, each[:, -1:].expand(-1, lacking)], 1) for each in (ids, positions))
+    sizes = tuple(len(part) for part in np.array_split(np.arange(ids.shape[1]), count))
+    first = sum(sizes[: mesh.get_local_rank()])
+    stop = first + sizes[mesh.get_local_rank()]
+    own_T = ((batch.keep_T >= first) & (batch.keep_T < stop)).nonzero()[:, 0]
+    share = RowShare(mesh=mesh, sizes=sizes, own_T=own_T)
+    return replace(
+        batch,
+        input_ids=ids[:, first:stop],
+        position_ids=positions[:, first:stop],
+        layout=replace(layout, share=share),
+        keep_T=batch.keep_T[own_T] - first,
+        share=share,
     )
 
 

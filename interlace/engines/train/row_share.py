@@ -7,20 +7,14 @@ rank does, and sends the result back. Log-probs are then combined, so that each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from interlace.engines.train.attention import PackedLayout
 from interlace.models.collectives import add_up, exchange_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
-
-    from interlace.engines.train.packing import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,27 +50,3 @@ class RowShare:
     def on_all(self, own: Tensor, num_tokens: int) -> Tensor:
         """Combines [t] of every rank into [T] on all ranks; the gradient of a rank's tokens is sent back to it."""
         return add_up(own.new_zeros(num_tokens).index_copy(0, self.own_T, own), self.mesh)
-
-
-def share_row(batch: MicroBatch, mesh: DeviceMesh) -> MicroBatch:
-    """Cuts a packed micro-batch down to this rank's part of its row."""
-    assert batch.layout is not None
-    layout, ids, positions, count = batch.layout, batch.input_ids, batch.position_ids, mesh.size()
-    lacking = max(0, count - ids.shape[1])
-    if lacking:  # each rank needs a token: the added ones form separate sequences whose output is not read
-        extra = [np.asarray([ids.shape[1] + number]) for number in range(lacking)]
-        layout = PackedLayout.of([*layout.places, *extra], layout.device)
-        ids, positions = (torch.cat([each, each[:, -1:].expand(-1, lacking)], 1) for each in (ids, positions))
-    sizes = tuple(len(part) for part in np.array_split(np.arange(ids.shape[1]), count))
-    first = sum(sizes[: mesh.get_local_rank()])
-    stop = first + sizes[mesh.get_local_rank()]
-    own_T = ((batch.keep_T >= first) & (batch.keep_T < stop)).nonzero()[:, 0]
-    share = RowShare(mesh=mesh, sizes=sizes, own_T=own_T)
-    return replace(
-        batch,
-        input_ids=ids[:, first:stop],
-        position_ids=positions[:, first:stop],
-        layout=replace(layout, share=share),
-        keep_T=batch.keep_T[own_T] - first,
-        share=share,
-    )

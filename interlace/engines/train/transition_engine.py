@@ -25,8 +25,9 @@ from interlace.engines.train.answer_rows import hidden_at, reads_answers_alone
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.checkpoint import Files, host_copy
 from interlace.engines.train.engine import TrainEngine
-from interlace.models.action_head import head_of, numbers_to_ids
+from interlace.models.action_head import head_of
 from interlace.models.inputs import STATE, input_embedding
+from interlace.models.number_ids import numbers_to_ids
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from interlace.forecast.profile.fit import (
 )
 from interlace.forecast.profile.rollout import serve_all
 from interlace.forecast.profile.types import Lengths, RewardCosts, RunSizes
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.role_groups import RewardGroup, RolloutGroup
 from interlace.rollouts.turns import make_answered_sample

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import interlace
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
+from interlace.core.version import VERSION
 from interlace.forecast.profile.profile import device_name, profile_recipe
 from interlace.forecast.profile.types import Profile
 from interlace.observe.atomic_file import write_atomic
@@ -24,7 +24,7 @@ def profile_file(recipe: Recipe) -> Path:
     sizes = {"prompts_per_step", "samples_per_prompt", "minibatches", "tokens_per_microbatch", "seed"}
     content = recipe.model_dump(mode="json", include=measured | sizes)
     machine = (device_name(devices[0]), len(devices), recipe.cluster.backend, recipe.cluster.threads_per_worker or 0)
-    key = stable_hash(interlace.__version__, *machine, json.dumps(content, sort_keys=True))
+    key = stable_hash(VERSION, *machine, json.dumps(content, sort_keys=True))
     return Path(recipe.model.cache_dir).expanduser() / "profiles" / f"{key:016x}.json"
 
 

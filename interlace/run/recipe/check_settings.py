@@ -7,7 +7,8 @@ from interlace.data.config import SourceConfig
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.train.config import training_temperature
 from interlace.observe.loggers import load_logger
-from interlace.rewards.base import RewardConfig, load_rewards
+from interlace.rewards.base import load_rewards
+from interlace.rewards.config import RewardConfig
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.config import create_kind
 from interlace.rollouts.episodes.single_turn import SingleTurnKind

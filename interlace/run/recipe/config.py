@@ -19,7 +19,7 @@ from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.models.config import ModelConfig, WorldModelSettings, by_path
 from interlace.observe.best import BestConfig
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.robots.replay.buffer import ReplayLearnerConfig
 from interlace.rollouts.config import EpisodeConfig, parse_episode
 from interlace.rollouts.rendering.config import RendererConfig

@@ -12,9 +12,10 @@ from interlace.core.types import Sample, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
-from interlace.models.action_head import GaussianHead, numbers_to_ids
+from interlace.models.action_head import GaussianHead
 from interlace.models.action_tokens import action_tokens
 from interlace.models.config import RobotShape
+from interlace.models.number_ids import numbers_to_ids
 from interlace.robots.models.vla import build_tiny_vla
 from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 

@@ -13,8 +13,8 @@ from interlace.core.messages import Message
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
 from interlace.models.config import ModelConfig
-from interlace.rewards.base import RewardConfig
 from interlace.rewards.classifier import ModelScorer, encode_scored
+from interlace.rewards.config import RewardConfig
 from tests.support.reward_model import CONTEXT, write_model
 
 TEXTS = (("2+2=", "4"), ("name a colour: ", "green, and then blue"), ("", "x"), ("long " * 8, "!"), ("a", "b"))

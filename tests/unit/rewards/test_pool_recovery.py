@@ -11,7 +11,7 @@ import pytest
 
 from interlace.core.errors import InterlaceError, RestartBudgetError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.pool import ScoringPool
 from interlace.rewards.scorer import Scorer
 from interlace.run.chaos.processes import role_processes

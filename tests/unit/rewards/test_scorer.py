@@ -25,7 +25,7 @@ from interlace.data.formatting import to_prompts
 from interlace.data.tables import READERS
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.given import name_of
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.local.own_thread import OwnThread

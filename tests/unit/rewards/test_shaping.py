@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt, RewardResult, Sample, SampleKey, Segment
-from interlace.rewards.base import RewardConfig
+from interlace.rewards.config import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.rewards.shaping import ShapingConfig, group_shaped, measure_repetition, overlong_share, shape_result
 

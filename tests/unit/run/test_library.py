@@ -11,7 +11,7 @@ from interlace.api.given_run import GivenRun
 from interlace.core.errors import UserError
 from interlace.data.config import PromptFormat
 from interlace.models.tiny import build_tiny
-from interlace.rewards.base import label_of
+from interlace.rewards.config import label_of
 from interlace.rewards.signature import ScoreRequest, reward_call
 from interlace.run.library import ProgramInputs, trains_on_rows
 from interlace.run.recipe.config import Recipe

@@ -11,7 +11,7 @@ from pandas import DataFrame
 from interlace.algorithms.maxrl import MaxRL
 from interlace.core.errors import UserError
 from interlace.observe.run_identity import may_change
-from interlace.rewards.base import GIVEN
+from interlace.rewards.config import GIVEN
 from interlace.rewards.scorer import try_reward
 from interlace.run.library import ProgramInputs
 from interlace.run.recipe.config import Recipe
