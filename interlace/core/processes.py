@@ -10,7 +10,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -20,6 +20,16 @@ def end_with_parent(number: int) -> None:
     """Makes the kernel send a signal to this process when its parent ends. Does nothing on other systems than Linux."""
     if sys.platform == "linux":
         prctl(_PR_SET_PDEATHSIG, number)
+
+
+def end_command_with_parent(command: Sequence[str]) -> list[str]:
+    """Returns a command whose process the kernel kills when the thread that started it ends.
+
+    util-linux's `setpriv` sets the signal between fork and exec, where Python code could deadlock in a process with
+    threads. The command is unchanged if this system has no `setpriv`, and if its program does not exist.
+    """
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" and shutil.which(command[0]) else None
+    return [setpriv, "--pdeathsig", "KILL", *command] if setpriv else list(command)
 
 
 def adopt_orphans() -> None:

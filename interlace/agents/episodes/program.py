@@ -21,6 +21,7 @@ from interlace.agents.tools.function import on_thread
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import ToolSpec, as_tool, to_mapping
 from interlace.core.plugins import load_callable, load_object
+from interlace.core.processes import end_command_with_parent
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Episode, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
@@ -135,7 +136,7 @@ class Program:
         row = row_of(prompt)
         inherited = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         process = await asyncio.create_subprocess_exec(
-            *_make_arguments(self._config.command, row),
+            *end_command_with_parent(_make_arguments(self._config.command, row)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

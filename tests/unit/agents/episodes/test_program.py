@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -214,6 +217,22 @@ def test_a_command_that_is_given_up_is_killed(tmp_path: Path) -> None:
             await run
 
     asyncio.run(give_up())
+    _wait_for_the_end(int(place.read_text()))
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux's setpriv is not installed")
+def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """A worker that is killed runs no code, so the kernel ends the program."""
+    place = tmp_path / "pid"
+    code = f"import time; open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    names = "ScriptedSession, command, outcome"
+    start = f"from {__name__} import {names}; outcome(ScriptedSession([]), command=command({code!r}))"
+    worker = subprocess.Popen([sys.executable, "-c", start])
+    while not place.exists() or not place.read_text():
+        assert worker.poll() is None
+        time.sleep(0.01)
+    worker.kill()
+    worker.wait()
     _wait_for_the_end(int(place.read_text()))
 
 
