@@ -16,7 +16,7 @@ from interlace.observe.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 STEPS, PARTS = 40, 4
-"""Steps of a run, and columns of the table of rewards."""
+"""Steps of a run, and its parts; the table has the mean reward of the first and the last part."""
 
 
 def measure(name: str) -> None:
@@ -30,7 +30,7 @@ def measure(name: str) -> None:
     subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *words], check=True)
     data = RunData.read(RunFolder(path=Path("runs") / run))
     rewards, size = data.values("reward/mean"), len(data.rows) // PARTS
-    means = [f"{fmean(rewards[part * size : (part + 1) * size]):.2f}" for part in range(PARTS)]
+    means = [f"{fmean(part):.2f}" for part in (rewards[:size], rewards[(PARTS - 1) * size : PARTS * size])]
     ends = [f"{data.curve(f'eval/accuracy_{kind}')[-1][1]:.3f}" for kind in ("greedy", "sampled")]
     overview = HERE / "README.md"
     head, title, tail = overview.read_text().partition("## Measured on the quick start")
