@@ -8,7 +8,7 @@ scaled return for `pendulum`, of real, sampled training episodes, as a mean over
 real episodes.
 
     python benchmarks/world_model.py [--task reach] [--seeds 0 1] [--steps 60] [--variants with without sac]
-        [--write docs/robots.md] [--json world_model.json]
+        [--json world_model.json]
 """
 
 import argparse
@@ -19,8 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from _page import write_table
 
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
@@ -88,17 +86,14 @@ def windows(lines: Sequence[Line], name: str) -> list[float]:
 
 
 def format_table(task: Task, found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
-    """Returns the score of each variant and seed in the first and the last ten steps as a table."""
-    num_windows = steps // WINDOW
-    places = sorted({0, num_windows - 1}) if num_windows else []
-    spans = [f"{place * WINDOW + 1}-{(place + 1) * WINDOW}" for place in places]
+    """Returns the score of each variant and seed as a table, by tens of steps."""
+    spans = [f"{first + 1}-{first + WINDOW}" for first in range(0, steps - WINDOW + 1, WINDOW)]
     rows = [
         "| imagined rollouts | seed | " + " | ".join(spans) + " | CPU s |",
         "|---" * (len(spans) + 3) + "|",
     ]
     for (variant, seed), (lines, cpu_s) in found.items():
-        means = windows(lines, task.score)
-        scores = [f"{means[place]:.2f}".removeprefix("0") for place in places]
+        scores = [f"{score:.2f}".removeprefix("0") for score in windows(lines, task.score)]
         rows.append(f"| {variant} | {seed} | {' | '.join([*scores, f'{cpu_s:.0f}'])} |")
     return "\n".join(rows)
 
@@ -110,7 +105,6 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=["with", "without", "sac"], default=["with", "without"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found, task = {}, TASKS[given.task]
@@ -118,14 +112,10 @@ def main() -> None:
         for variant in given.variants:
             found[variant, seed] = run(task, variant, seed, given.steps)
             print(f"{variant}, seed {seed}: {windows(found[variant, seed][0], task.score)}", flush=True)
-    text = format_table(task, found, given.steps)
-    print(text)
+    print(format_table(task, found, given.steps))
     if given.json:
         kept = {f"{variant} {seed}": lines for (variant, seed), (lines, _) in found.items()}
         given.json.write_text(json.dumps(kept), encoding="utf-8")
-    if given.write:
-        own = "" if given.task == "reach" else f" --task {given.task}"
-        write_table(given.write, f"benchmarks/world_model.py{own}", text)
 
 
 if __name__ == "__main__":
