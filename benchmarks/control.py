@@ -27,7 +27,6 @@ from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 
-BEGIN, END = "<!-- benchmarks/control.py -->", "<!-- end of control -->"
 LAST = 20
 """Number of last episodes in a run's result."""
 

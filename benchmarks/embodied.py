@@ -12,8 +12,7 @@
 
 Ratios compare neighbours in time; lowest and highest are over the rounds.
 
-    python benchmarks/embodied.py [--only swap light fleet imagined prefetch] [--rounds 3]
-        [--write docs/robots.md] [--json FILE]
+    python benchmarks/embodied.py [--only swap light fleet imagined prefetch] [--rounds 3] [--json FILE]
 """
 
 import argparse
@@ -28,7 +27,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _page import write_table
 
 from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import TrainEngine, sft_loss
@@ -51,7 +49,6 @@ SEEN = (0, 1, 2, 3, 4, 5, 6, 36, 37, 38)
 LEARNT, HELD_OUT, LENGTH = 48, 16, 16
 MINIBATCHES, EPISODES, TURNS = 6, 16, 8
 """Sizes for prefetching: minibatches, episodes of each, turns of an episode."""
-BEGIN, END = "<!-- benchmarks/embodied.py -->", "<!-- end -->"
 TARGETS = {"fleet against lock step": "1.6 times"}
 
 
@@ -314,15 +311,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunks", type=int, default=25, help="chunks an environment and round")
-    parser.add_argument("--write", type=Path, help="page whose table is replaced")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     measure = {"swap": swap_rows, "light": light_rows, "fleet": fleet_rows, "imagined": imagined_rows}
     measure["prefetch"] = prefetch_rows
     rows = [row for part in given.only for row in measure[part](given.rounds, given.chunks)]
     print(table(rows))
-    if given.write:
-        write_table(given.write, "benchmarks/embodied.py", table(rows))
     if given.json:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
 

@@ -12,8 +12,7 @@
 Ratios compare neighbours in time; lowest and highest are over the rounds. CPU seconds depend less on the load of the
 machine than seconds of wall clock.
 
-    python benchmarks/embodied_loop.py [--only batches loop quarters pictures] [--rounds 3] [--steps 4]
-        [--write docs/robots.md] [--json x.json]
+    python benchmarks/embodied_loop.py [--only batches loop quarters pictures] [--rounds 3] [--steps 4] [--json x.json]
 """
 
 import argparse
@@ -29,7 +28,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _page import write_table
 
 from interlace.algorithms import create_algorithm
 from interlace.core.types import (
@@ -60,7 +58,6 @@ from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 
-BEGIN, END = "<!-- benchmarks/embodied_loop.py -->", "<!-- end of loop -->"
 PARTS = ("batches", "loop", "quarters", "pictures")
 TARGETS = {"dynamic batches against one at a time": "4 times", "whole loop against lock step": "2 times"}
 CORES = 2
@@ -320,7 +317,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = measure(given.only, given.rounds, given.steps)
@@ -329,12 +325,9 @@ def main() -> None:
         middle, low, high = (f"{each(row.values):.3g}" for each in (statistics.median, min, max))
         target = TARGETS.get(row.name, "")
         rows.append(f"| {row.name} | {middle} {row.unit} | {low} to {high} | {target} | {row.note} |")
-    text = "\n".join(rows)
-    print(text)
+    print("\n".join(rows))
     if given.json:
         given.json.write_text(json.dumps({row.name: row.values for row in found}), encoding="utf-8")
-    if given.write:
-        write_table(given.write, "benchmarks/embodied_loop.py", text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Placements of robots' runs on the virtual clock, with GPU-bound and CPU-bound simulators, against RLinf's results.
 
-    python benchmarks/embodied_placements.py [--devices 8 16 32] [--write docs/robots.md] [--json FILE]
+    python benchmarks/embodied_placements.py [--devices 8 16 32] [--json FILE]
 
 The shipped profiles rlinf-maniskill and rlinf-libero give the costs: rooflines of the policy, assumed costs of the
 simulators. Nothing was fitted to a ratio. RLinf (arXiv 2510.06710, section V.B and appendix IX.B) compares its
@@ -16,13 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _page import write_table
-
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.recipe.load import load_recipe
 
-BEGIN, END = "<!-- benchmarks/embodied_placements.py -->", "<!-- end of placements -->"
 COLLOCATED, DISAGGREGATED = "rlinf-embodied-collocated", "rlinf-embodied-disaggregated"
 HYBRID, WHOLE = "rlinf-embodied-hybrid", "rlinf-embodied-hybrid, one stage"
 PRESETS = (DISAGGREGATED, COLLOCATED, WHOLE, HYBRID, "embodied-async")
@@ -117,15 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", nargs="+", type=int, default=[8, 16, 32])
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     text, figures = table(given.devices, given.presets)
     print(text)
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if given.write:
-        write_table(given.write, "benchmarks/embodied_placements.py", text)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,14 @@ without imagined rollouts, a run has the same number of real episodes per step a
 With them, the model that is fitted while the policy learns also runs each start once. SAC learns from state vectors,
 with the same simulator, without demonstrations and without a world model. The score is success for `reach` and the
 scaled return for `pendulum`, of real, sampled training episodes, as a mean over ten steps; a step of SAC has as many
-real episodes. `steps to` is the number of real simulator steps until such a mean first reaches a score. The second
-table is the model's error on a step's real episodes before it is trained on them, by imagined chunks, in units of a
-chunk's typical change of an observation.
+real episodes.
 
     python benchmarks/world_model.py [--task reach] [--seeds 0 1] [--steps 60] [--variants with without sac]
-        [--write docs/robots.md] [--json world_model.json]
+        [--json world_model.json]
 """
 
 import argparse
 import json
-import math
 import statistics
 import tempfile
 import time
@@ -23,16 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _page import write_table
-
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.robots.world_model.worker import HORIZONS
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 
-BEGIN, END = "<!-- benchmarks/world_model.py -->", "<!-- end of world model -->"
 WINDOW = 10
 """Steps in a mean of the score."""
 SHARED = ("task.starts.heldout_size=0", "logging.loggers=[]", "logging.timeline=false", "eval_every=0")
@@ -46,8 +39,6 @@ class Task:
 
     score: str
     """Metric of a step."""
-    rates: tuple[float, ...]
-    """Scores to reach."""
     variants: Mapping[str, tuple[str, ...]]
     """Name of a variant -> its recipe, then its settings."""
 
@@ -55,7 +46,6 @@ class Task:
 TASKS: Mapping[str, Task] = {
     "reach": Task(
         score="env/success",
-        rates=(0.5, 0.6, 0.7, 0.8),
         variants={
             "with": ("robot-world-model", "prompts_per_step=64", "minibatches=4"),
             "without": ("robot-world-model", "prompts_per_step=32", "minibatches=4", *NO_MODEL),
@@ -64,7 +54,6 @@ TASKS: Mapping[str, Task] = {
     ),
     "pendulum": Task(
         score="env/return",
-        rates=(-50.0, -40.0, -30.0, -20.0),
         variants={
             "with": ("robot-world-model-pixels",),
             "without": ("robot-world-model-pixels", "prompts_per_step=8", *NO_MODEL),
@@ -93,57 +82,29 @@ def run(task: Task, variant: str, seed: int, steps: int) -> tuple[list[Line], fl
 def windows(lines: Sequence[Line], name: str) -> list[float]:
     """Returns means over ten steps each."""
     spans = [lines[first : first + WINDOW] for first in range(0, len(lines) - WINDOW + 1, WINDOW)]
-    return [statistics.fmean([line[name] for line in span if name in line] or [math.nan]) for span in spans]
+    return [statistics.fmean(line[name] for line in span) for span in spans]
 
 
-def steps_to(lines: Sequence[Line], score: str, rate: float) -> str:
-    """Returns the real steps, in thousands, until the score over ten steps reaches a rate."""
-    done = 0.0
-    for place, line in enumerate(lines):
-        done += line["env/steps"]
-        last = [each[score] for each in lines[max(0, place + 1 - WINDOW) : place + 1]]
-        if len(last) == WINDOW and statistics.fmean(last) >= rate:
-            return f"{done / 1000:.1f}"
-    return "-"
-
-
-def tables(task: Task, found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
-    """Returns the score by real steps, and the model's error by horizon, as tables."""
+def format_table(task: Task, found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
+    """Returns the score of each variant and seed as a table, by tens of steps."""
     spans = [f"{first + 1}-{first + WINDOW}" for first in range(0, steps - WINDOW + 1, WINDOW)]
     rows = [
-        "| imagined rollouts | seed | " + " | ".join(spans) + " | "
-        + " | ".join(f"steps to {rate:g}".replace("0.", ".") for rate in task.rates) + " | real steps | CPU s |",
-        "|---" * (len(spans) + len(task.rates) + 4) + "|",
-    ]  # fmt: skip
-    for (variant, seed), (lines, cpu_s) in found.items():
-        success = [f"{share:.2f}".removeprefix("0") for share in windows(lines, task.score)]
-        reached = [steps_to(lines, task.score, rate) for rate in task.rates]
-        real = f"{sum(line['env/steps'] for line in lines) / 1000:.1f}"
-        rows.append(f"| {variant} | {seed} | {' | '.join([*success, *reached, real])} | {cpu_s:.0f} |")
-    rows += [
-        "",
-        "Steps in thousands. The model's error, by chunks imagined:",
-        "",
-        "| seed | chunks | " + " | ".join(spans) + " |",
-        "|---" * (len(spans) + 2) + "|",
+        "| imagined rollouts | seed | " + " | ".join(spans) + " | CPU s |",
+        "|---" * (len(spans) + 3) + "|",
     ]
-    for (variant, seed), (lines, _) in found.items():
-        for horizon in HORIZONS if variant == "with" else ():
-            errors = windows(lines, f"world_model/error_{horizon}")
-            if all(map(math.isnan, errors)):
-                continue  # no episode lasts that long
-            rows.append(f"| {seed} | {horizon} | " + " | ".join(f"{error:.2f}" for error in errors) + " |")
+    for (variant, seed), (lines, cpu_s) in found.items():
+        scores = [f"{score:.2f}".removeprefix("0") for score in windows(lines, task.score)]
+        rows.append(f"| {variant} | {seed} | {' | '.join([*scores, f'{cpu_s:.0f}'])} |")
     return "\n".join(rows)
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="reach")
     parser.add_argument("--variants", nargs="+", choices=["with", "without", "sac"], default=["with", "without"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found, task = {}, TASKS[given.task]
@@ -151,14 +112,10 @@ def main() -> None:
         for variant in given.variants:
             found[variant, seed] = run(task, variant, seed, given.steps)
             print(f"{variant}, seed {seed}: {windows(found[variant, seed][0], task.score)}", flush=True)
-    text = tables(task, found, given.steps)
-    print(text)
+    print(format_table(task, found, given.steps))
     if given.json:
         kept = {f"{variant} {seed}": lines for (variant, seed), (lines, _) in found.items()}
         given.json.write_text(json.dumps(kept), encoding="utf-8")
-    if given.write:
-        own = "" if given.task == "reach" else f" --task {given.task}"
-        write_table(given.write, f"benchmarks/world_model.py{own}", text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the command on each algorithm's page for forty steps, and writes the figures into README.md.
+"""Runs the command on each algorithm's page for forty steps, and writes the held-out accuracy into README.md.
 
 python docs/algorithms/measure.py [NAME ...]     # all algorithms, or some
 """
@@ -8,15 +8,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
 
 from interlace.algorithms import algorithm_names
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 
 HERE = Path(__file__).parent
-STEPS, PARTS = 40, 4
-"""Steps of a run, and columns of the table of rewards."""
+STEPS = 40
+"""Steps of a run."""
 
 
 def measure(name: str) -> None:
@@ -29,12 +28,10 @@ def measure(name: str) -> None:
     words = [*shlex.split(command[1]), f"steps={STEPS}", "--name", run, "--overwrite", "--quiet"]
     subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *words], check=True)
     data = RunData.read(RunFolder(path=Path("runs") / run))
-    rewards, size = data.values("reward/mean"), len(data.rows) // PARTS
-    means = [f"{fmean(rewards[part * size : (part + 1) * size]):.2f}" for part in range(PARTS)]
     ends = [f"{data.curve(f'eval/accuracy_{kind}')[-1][1]:.3f}" for kind in ("greedy", "sampled")]
     overview = HERE / "README.md"
     head, title, tail = overview.read_text().partition("## Measured on the quick start")
-    row = f"{' | '.join([*means, *ends])} |"
+    row = f"{' | '.join(ends)} |"
     overview.write_text(head + title + with_line(tail, f"| [{name}]({name}.md) |", row))
     print(name, row, flush=True)
 
