@@ -98,7 +98,7 @@ def _model(scale: float) -> LlamaForCausalLM:
 
 
 def _planning(rounds: int, awex: Path | None, num_tensors: int) -> Iterator[Line]:
-    for title, num_shapes in (("9 shapes, as a transformer has", 9), ("every tensor of another shape", num_tensors)):
+    for num_shapes in (9, num_tensors):  # a transformer has 9
         shapes = [(64 * (8 + 3 * number), 512 + number) for number in range(num_shapes)]
         names = [(f"layers.{number // 9}.{number % 9}", shapes[number % num_shapes]) for number in range(num_tensors)]
         writers, readers = _rows(names, TRAINERS), _rows(names, ENGINES)
@@ -113,7 +113,7 @@ def _planning(rounds: int, awex: Path | None, num_tensors: int) -> Iterator[Line
         moved = sum(move.num_bytes for move in plan.moves())
         needed = sum(shard.num_bytes for shards in readers for shard in shards)
         yield Line(
-            what=f"planning {TRAINERS} to {ENGINES} ranks, {num_tensors} tensors ({title}), CPU time",
+            what=f"planning {TRAINERS} to {ENGINES} ranks, {num_tensors} tensors of {num_shapes} shapes, CPU time",
             ours=f"{_ms(times[0])}; moved / needed = {moved / needed:.2f}",
             beside=f"awex {_ms(times[1])}" if theirs else "awex is not installed",
             ratio=_ratio(times[1], times[0]) if theirs else "",
@@ -207,7 +207,7 @@ def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     )
     whole = [[a + b for a, b in zip(times[first], times[first + 1], strict=True)] for first in (0, 2)]
     yield Line(
-        what="a publication as a whole, one engine in another process",
+        what="a whole publication, one engine in another process",
         ours=_ms(whole[0]),
         beside=f"through the controller {_ms(whole[1])}",
         ratio=_ratio(whole[1], whole[0]),
