@@ -1,4 +1,4 @@
-"""Held-out accuracy of recipes, seed by seed, during training. By default the recipes of agents.
+"""Held-out accuracy of recipes before and after training, by seed. By default the recipes of agents.
 
     python benchmarks/agent_recipes.py [--recipes calculator react ...] [--seeds 0 1 2] [--runs FOLDER] [--read-only]
         [--write docs/agents.md] [--json curves.json] [--set KEY=VALUE ...]
@@ -50,33 +50,33 @@ def curves_of(recipe: str, seeds: list[int], runs: Path) -> dict[int, dict[int, 
     return {seed: curve(recipe, seed, runs) for seed in seeds if (runs / "runs" / f"{recipe}-{seed}").is_dir()}
 
 
-def table(recipe: str, seeds: list[int], runs: Path) -> str:
-    """Returns a table with one row per seed."""
-    curves = curves_of(recipe, seeds, runs)
-    steps = sorted({step for found in curves.values() for step in found})
-    head = f"| `{recipe}`, seed | " + " | ".join(f"step {step}" for step in steps) + " |"
-    rows = [
-        f"| {seed} | " + " | ".join(f"{found[step]:.2f}" if step in found else "" for step in steps) + " |"
-        for seed, found in curves.items()
-    ]
-    return "\n".join([head, "|---" * (len(steps) + 1) + "|", *rows])
+def table(recipes: list[str], seeds: list[int], runs: Path) -> str:
+    """Returns a table with one row per recipe: the accuracy of each seed before the first step and after the last."""
+    lines = ["| recipe | steps | seeds | before | after |", "|---|---|---|---|---|"]
+    for recipe in recipes:
+        curves = curves_of(recipe, seeds, runs)
+        steps = ", ".join(map(str, sorted({max(found) for found in curves.values()})))
+        before = ", ".join(f"{found[min(found)]:.2f}" for found in curves.values())
+        after = ", ".join(f"{found[max(found)]:.2f}" for found in curves.values())
+        lines.append(f"| `{recipe}` | {steps} | {', '.join(map(str, curves))} | {before} | {after} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Trains, then prints and writes the tables."""
+    """Trains, then prints and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "agent_recipes")
     parser.add_argument("--read-only", action="store_true", help="train nothing, read the runs that are there")
-    parser.add_argument("--write", type=Path, help="page whose tables are replaced")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
     parser.add_argument("--json", type=Path, help="also write the curves there")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes to each recipe")
     given = parser.parse_args()
     for recipe in given.recipes if not given.read_only else ():
         for seed in given.seeds:
             run(recipe, seed, given.runs, given.set)
-    text = "\n\n".join(table(recipe, given.seeds, given.runs) for recipe in given.recipes)
+    text = table(given.recipes, given.seeds, given.runs)
     print(text)
     if given.json:
         found = {recipe: curves_of(recipe, given.seeds, given.runs) for recipe in given.recipes}

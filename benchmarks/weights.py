@@ -1,8 +1,8 @@
-"""Cost of a publication: planning, writing, the pause of an engine, bytes of a delta, and a late joiner.
+"""Cost of a publication: planning, writing, the pause of an engine, and bytes of a delta.
 
-Each is compared with a reference: awex's planner on the same shards, a plain copy of memory, and the earlier way of
-weights (all of them in messages, copied by each engine). checkpoint-engine runs on no CPU. Pairs are measured one after
-the other, round by round; a ratio is the median of the rounds' ratios, with the smallest and the largest.
+Each is compared with a reference: awex's planner on the same shards, a plain copy of memory, and weights in messages
+that each engine copies. checkpoint-engine runs on no CPU. Pairs are measured one after the other, round by round; a
+ratio is the median of the rounds' ratios, with the smallest and the largest.
 
     python benchmarks/weights.py [--scale 1.0] [--rounds 7] [--only PART ...] [--awex FOLDER] [--json F] [--write F]
 """
@@ -34,7 +34,6 @@ from interlace.weights.ref import Route, WeightRef
 from interlace.weights.transports.shared_memory import MEMORY
 from interlace.weights.writer import WeightWriter
 
-BEGIN, END = "<!-- benchmarks/weights.py: begin -->", "<!-- benchmarks/weights.py: end -->"
 TRAINERS, ENGINES, TENSORS = 32, 8, 1000
 SOME = 30_000_000
 """Approximate number of elements for measuring deltas."""
@@ -56,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="of a model of 135M parameters")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="*", help="planning, writing, stopping, deltas, late; all without this")
+    parser.add_argument("--only", nargs="*", help="planning, writing, stopping, deltas; all without this")
     parser.add_argument("--awex", type=Path, help="folder of an unpacked wheel of awex")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
@@ -68,7 +67,6 @@ def main() -> None:
         "writing": lambda: _writing(model, given.rounds),
         "stopping": lambda: _stopping(model, given.rounds),
         "deltas": lambda: _deltas(model, given.rounds),
-        "late": lambda: _late_joiner(model, given.rounds),
     }
     lines = [line for name in given.only or parts for line in parts[name]()]
     table = _table(lines)
@@ -80,7 +78,7 @@ def main() -> None:
 
 
 def _table(lines: Sequence[Line]) -> str:
-    head = ["| | ours | beside | ratio | target |", "|---|---|---|---|---|"]
+    head = ["| | interlace | reference | ratio | target |", "|---|---|---|---|---|"]
     return "\n".join([*head, *(f"| {' | '.join(asdict(line).values())} |" for line in lines)])
 
 
@@ -100,7 +98,7 @@ def _model(scale: float) -> LlamaForCausalLM:
 
 
 def _planning(rounds: int, awex: Path | None, num_tensors: int) -> Iterator[Line]:
-    for title, num_shapes in (("9 shapes, as a transformer has", 9), ("every tensor of another shape", num_tensors)):
+    for num_shapes in (9, num_tensors):  # a transformer has 9
         shapes = [(64 * (8 + 3 * number), 512 + number) for number in range(num_shapes)]
         names = [(f"layers.{number // 9}.{number % 9}", shapes[number % num_shapes]) for number in range(num_tensors)]
         writers, readers = _rows(names, TRAINERS), _rows(names, ENGINES)
@@ -115,9 +113,9 @@ def _planning(rounds: int, awex: Path | None, num_tensors: int) -> Iterator[Line
         moved = sum(move.num_bytes for move in plan.moves())
         needed = sum(shard.num_bytes for shards in readers for shard in shards)
         yield Line(
-            what=f"planning {TRAINERS} to {ENGINES} ranks, {num_tensors} tensors ({title}), CPU time",
+            what=f"planning {TRAINERS} to {ENGINES} ranks, {num_tensors} tensors of {num_shapes} shapes, CPU time",
             ours=f"{_ms(times[0])}; moved / needed = {moved / needed:.2f}",
-            beside=f"awex {_ms(times[1])}" if theirs else "awex is not there",
+            beside=f"awex {_ms(times[1])}" if theirs else "awex is not installed",
             ratio=_ratio(times[1], times[0]) if theirs else "",
             target="60 ms" if num_shapes == 9 else "",
         )
@@ -180,7 +178,7 @@ def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
             with reader.open(ref) as read:
                 engine.update_weights(read, ref.version, "keep", frozen=read.frozen)
 
-        def send_as_before() -> None:
+        def send_in_message() -> None:
             arrived.clear()
             gathered = {name: tensor.clone() for name, tensor in weights.items()}
             message = b"".join(encode(Reply(number=1, value=gathered), sending))
@@ -192,26 +190,26 @@ def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
                 place += len(part)
                 arrived.extend(reply.value for reply in assembler.received(len(part)))
 
-        def take_in_as_before() -> None:
+        def take_in_copy() -> None:
             other.update_weights(arrived[0], 1, "keep")
 
-        for warm in (write, take_in, write, take_in, send_as_before, take_in_as_before):
+        for warm in (write, take_in, write, take_in, send_in_message, take_in_copy):
             warm()
-        times = _paired([write, take_in, send_as_before, take_in_as_before], rounds)
+        times = _paired([write, take_in, send_in_message, take_in_copy], rounds)
         arrived.clear()
     folder.remove()
     yield Line(
         what="an engine stops to take a version in",
         ours=_ms(times[1]),
-        beside=f"as before, a copy {_ms(times[3])}",
+        beside=f"a copy {_ms(times[3])}",
         ratio=_ratio(times[3], times[1]),
         target="5 ms",
     )
     whole = [[a + b for a, b in zip(times[first], times[first + 1], strict=True)] for first in (0, 2)]
     yield Line(
-        what="a publication as a whole, one engine in another process",
+        what="a whole publication, one engine in another process",
         ours=_ms(whole[0]),
-        beside=f"as before, through the controller {_ms(whole[1])}",
+        beside=f"through the controller {_ms(whole[1])}",
         ratio=_ratio(whole[1], whole[0]),
         target="",
     )
@@ -246,45 +244,6 @@ def _deltas(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
                 ratio=f"{statistics.median(shares):.1f} ({min(shares):.1f} to {max(shares):.1f})",
                 target=target,
             )
-
-
-def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
-    """Measures a new engine whose reader holds the newest version while the trainer writes and another reader
-    continues.
-    """
-    weights = list_named_weights(model)
-    with closing(_writer("shared_memory")) as writer, closing(WeightReader()) as reader:
-        count = iter(range(10_000))
-        newest: list[WeightRef] = []
-
-        def publish() -> None:
-            version = next(count)
-            newest[:] = [WeightRef(version=version, parts=(writer.write(version, weights),))]
-            with reader.open(newest[0]) as read:
-                assert len(read)
-
-        late: list[WeightReader] = []
-
-        def join() -> None:
-            """Holds the slot for the duration of the publication; the join itself stalls no other reader."""
-            late.append(WeightReader())
-            with late[0].open(newest[0]) as read:
-                assert len(read)
-
-        def leave() -> None:
-            late.pop().close()
-
-        for warm in (publish, join, publish, leave, publish):
-            warm()
-        times = _paired([join, publish, leave, publish], rounds)[1::2]
-    stalls = [1e3 * (late - alone) for late, alone in zip(*times, strict=True)]
-    yield Line(
-        what="a late joiner stalls the others by",
-        ours=f"{statistics.median(stalls):.1f} ms ({min(stalls):.1f} to {max(stalls):.1f})",
-        beside=f"a publication {_ms(times[1])}",
-        ratio=_ratio(times[0], times[1]),
-        target="0 ms",
-    )
 
 
 def _writer(transport: str, codec: str = "raw") -> WeightWriter:

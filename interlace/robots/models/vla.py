@@ -41,17 +41,23 @@ class VLAConfig(Qwen2Config):
     state_size: int = 0
     """Size of the state vector; 0 for none."""
     state_tokens: int = 4
+    """Placeholders of a state vector."""
     image_size: int = 0
     """Side of the camera's image, in pixels; 0 for none."""
     action_size: int = 1
+    """Numbers of an action."""
     chunk: int = 1
+    """Actions of an answer."""
     action_bins: int = 256
+    """Values of a number."""
     action_head: str = "tokens"
     """Head of the answers; see interlace/models/action_head.py."""
     flow: dict[str, Any] | None = None
     """Settings of head `flow`, as in FlowConfig."""
     first_action_id: int = 0
+    """Token of the first bin."""
     placeholder_token_id: int | None = None
+    """Token that the embeddings of an observation replace."""
     query_token_ids: list[int] | None = None
     """Placeholder tokens of a chunk that is decoded in parallel; None for autoregressive decoding."""
     actions_low: list[float] | None = None

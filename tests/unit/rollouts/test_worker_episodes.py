@@ -1,10 +1,8 @@
 """A sample of several turns on the real engine contains exactly the sampled tokens."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,16 +85,21 @@ def test_the_first_turn_draws_what_a_single_turn_draws_and_the_second_draws_anew
         assert second.parent == first.parent
 
 
-def test_the_episode_that_the_documents_show_runs() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")
-    names: dict[str, type] = {}
-    exec(next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "TwoGuesses" in block), names)
+def test_an_episode_asks_again_after_a_wrong_answer() -> None:
     first = samples_of(SingleTurn(), {})[0].text
 
-    def is_first(response: str, _answer: str) -> bool:
-        return response == first
+    class TwoGuesses:
+        async def run(self, prompt: Prompt, session: Session) -> float:
+            context = prompt.token_ids.tolist()
+            turn = await session.generate(context)
+            async with session.waiting("the check"):
+                is_right = await asyncio.to_thread(turn.text.__eq__, first)
+            if is_right:
+                return 1.0
+            second = await session.generate([*context, *turn.token_ids.tolist(), *HINT])
+            return 0.5 * (second.text == first)
 
-    samples = samples_of(names["TwoGuesses"](HINT, is_first), {})
+    samples = samples_of(TwoGuesses(), {})
     assert [len(sample.segments) for sample in samples] == [1, 3, 3, 3, 3, 3]
     assert [sample.outcome and sample.outcome.reward for sample in samples] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
