@@ -33,8 +33,6 @@ class Row:
     made: RecipePlan
     schedule: Schedule
     score: Score
-    origin: str
-    """Search that found the plan."""
 
     @property
     def is_mixed(self) -> bool:
@@ -49,17 +47,10 @@ class Row:
     @property
     def text(self) -> str:
         """The row as Markdown."""
-        simulation, where = self.made.request.simulation, self.schedule.placement
+        simulation = self.made.request.simulation
         devices = " + ".join(f"{count} {kind}" for kind, count in simulation.pools)
-        engine = where.of("rollout").devices_per_instance or 1
-        places = (
-            f"generates on {where.of('rollout').devices} in engines of {engine}, trains on {where.of('actor').devices}"
-        )
         devices = devices or f"{simulation.num_devices} {simulation.profile.kind}"
-        return (
-            f"| {devices} | {simulation.hour_cost:.0f} | {self.score.step_s:.0f} | {self.score.tokens_per_s:,.0f} "
-            f"| {self.price:.3g} | {places} | {self.origin} |"
-        )
+        return f"| {devices} | {self.score.tokens_per_s:,.0f} | {self.price:.3g} |"
 
 
 def mixed_table(max_staleness: int = 1) -> str:
@@ -67,7 +58,7 @@ def mixed_table(max_staleness: int = 1) -> str:
     rows = [_searched(devices, profile, max_staleness) for devices, profile in CLUSTERS]
     mixed = [row for row in rows if row.is_mixed]
     rows = [row if row.is_mixed else _best_of(row, mixed) for row in rows]
-    heads = ("devices", "price an hour", "s a step", "trained tokens/s", "price of a million", "best plan", "found by")
+    heads = ("devices", "trained tokens/s", "price of a million")
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *(row.text for row in rows)]
     ratio = min(row.price for row in rows if not row.is_mixed) / min(row.price for row in mixed)
     return "\n".join(lines) + f"\n\nA token costs {ratio:.2f} times as much on the best cluster of one kind."
@@ -85,7 +76,7 @@ def _searched(devices: str, profile: str, max_staleness: int) -> Row:
     settings = PlanSettings(max_staleness=max_staleness, max_length_shift=MAX_SHIFT)
     made = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings))
     best = made.found.best
-    return Row(made=made, schedule=best.schedule, score=best.score, origin="its own search")
+    return Row(made=made, schedule=best.schedule, score=best.score)
 
 
 def _best_of(row: Row, mixed: Sequence[Row]) -> Row:
@@ -116,5 +107,5 @@ def _best_of(row: Row, mixed: Sequence[Row]) -> Row:
             and -score.length_shift <= MAX_SHIFT
             and score.tokens_per_s > row.score.tokens_per_s
         ):
-            row = replace(row, schedule=schedule, score=score, origin="a mixed cluster's search")
+            row = replace(row, schedule=schedule, score=score)
     return row

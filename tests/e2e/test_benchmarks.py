@@ -112,4 +112,4 @@ def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_has
     kept = points.Store(tmp_path / "store.json")
     assert kept.points == store.points
     assert kept.points[0].error == 0.0
-    assert "| quickstart | local | 2 |" in points.summarize(kept)
+    assert "| quickstart | 2 |" in points.summarize(kept)
