@@ -13,6 +13,7 @@ from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan, make_
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.candidates import SHARES, Candidate, Layout
 from interlace.forecast.search.plans import Fidelity, Score
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.schedule import Schedule
 
 H20, H800 = "qwen2.5-7b-h20", "qwen2.5-7b-h800"
@@ -55,7 +56,7 @@ class Row:
 
 def mixed_table(max_staleness: int = 1) -> str:
     """Returns the comparison as Markdown."""
-    rows = [_searched(devices, profile, max_staleness) for devices, profile in CLUSTERS]
+    rows = [_search(make_request(devices, profile, max_staleness)) for devices, profile in CLUSTERS]
     mixed = [row for row in rows if row.is_mixed]
     rows = [row if row.is_mixed else _best_of(row, mixed) for row in rows]
     heads = ("devices", "trained tokens/s", "price of a million")
@@ -64,7 +65,8 @@ def mixed_table(max_staleness: int = 1) -> str:
     return "\n".join(lines) + f"\n\nA token costs {ratio:.2f} times as much on the best cluster of one kind."
 
 
-def _searched(devices: str, profile: str, max_staleness: int) -> Row:
+def make_request(devices: str, profile: str, max_staleness: int) -> PlanRequest:
+    """Returns the search for a cluster, with the assumed prices of its devices."""
     simulation = virtual_cluster(devices, profile)
     priced = {
         kind: each.model_copy(update={"device_hour_cost": PRICES[kind]})
@@ -72,9 +74,14 @@ def _searched(devices: str, profile: str, max_staleness: int) -> Row:
     }
     own = simulation.profile.model_copy(update={"kinds": priced, "device_hour_cost": PRICES[simulation.profile.kind]})
     simulation = replace(simulation, profile=own)
-    recipe, _ = recipe_for("longtail", ["prompts_per_step=128"], own)
+    sizes = ["prompts_per_step=128"]
+    recipe, _ = recipe_for(load_recipe("longtail", sizes), "longtail", sizes, own)
     settings = PlanSettings(max_staleness=max_staleness, max_length_shift=MAX_SHIFT)
-    made = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings))
+    return PlanRequest(recipe=recipe, simulation=simulation, settings=settings)
+
+
+def _search(request: PlanRequest) -> Row:
+    made = make_plan(request)
     best = made.found.best
     return Row(made=made, schedule=best.schedule, score=best.score)
 

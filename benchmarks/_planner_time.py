@@ -15,6 +15,7 @@ from interlace.forecast.scoring import FIRST_SAMPLE_S, Workplace
 from interlace.forecast.search.bounds import coarser
 from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation
+from interlace.run.recipe.load import load_recipe
 
 PROFILE = "qwen2.5-7b-h800"
 MAX_STALENESS = 4
@@ -42,7 +43,8 @@ class Case:
         }  # fmt: skip
         settings = PlanSettings.parse({"max_staleness": MAX_STALENESS, "search_processes": 1, **effort})
         simulation = Simulation(profile=profile, num_devices=self.devices)
-        return PlanRequest(recipe=recipe_for("longtail", sizes, profile)[0], simulation=simulation, settings=settings)
+        recipe, _ = recipe_for(load_recipe("longtail", sizes), "longtail", sizes, profile)
+        return PlanRequest(recipe=recipe, simulation=simulation, settings=settings)
 
 
 CASES = (
