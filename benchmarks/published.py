@@ -151,7 +151,7 @@ def presets(names: Sequence[str], devices: int, steps: int, store: Path | None) 
         print(rows[-1], flush=True)
     if store:
         store.write_text(json.dumps([asdict(one) for one in measured], indent=1) + "\n", encoding="utf-8")
-    heads = ("preset", "generate on", "ratio", "staleness mean/max")
+    heads = ("preset", "generate on", "ratio")
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows])
 
 
@@ -163,7 +163,6 @@ def preset_row(one: Measured, first: Measured) -> str:
         f"`{one.preset}`",
         f"{one.split} %" if one.split else "shared",
         f"{score.tokens_per_s / first.score.tokens_per_s:.2f}x{shift}",
-        f"{score.staleness_mean:.2f}/{score.staleness_max:.0f}",
     )
     return f"| {' | '.join(cells)} |"
 
