@@ -1,5 +1,6 @@
 """Simulated run whose answers grow threefold: the online planner against the best schedules, per phase and static."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -58,7 +59,7 @@ class Phase:
 
 
 def drift_table() -> str:
-    """Returns the comparison as Markdown. The plans of each phase are also candidates for the static schedule."""
+    """Returns the comparison as a paragraph. The plans of each phase are also candidates for the static schedule."""
     phases = [_phase(1 + 2 * place / (PHASES - 1)) for place in range(PHASES)]
     names = [name for name in preset_names() if _is_allowed(load_schedule(name))]
     candidates = [load_schedule(name) for name in names] + [
@@ -70,26 +71,15 @@ def drift_table() -> str:
     static = min(range(len(candidates)), key=lambda place: sum(seconds[place]))
     foreseen = names.index(f"planned for {phases[0].growth:.1f}x")
     online, changes = _online(phases)
-    heads = ("answers", "best of the phase", "s", "online planner s", "against it", "best static, of hindsight s",
-             "static, planned at the start s")  # fmt: skip
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for place, phase in enumerate(phases):
-        name = names[min(range(len(candidates)), key=lambda each: seconds[each][place])]
-        lines.append(
-            f"| {phase.growth:.1f}x | {name} | {best[place]:.0f} | {online[place]:.0f} "
-            f"| {online[place] / best[place]:.2f} | {seconds[static][place]:.0f} | {seconds[foreseen][place]:.0f} |"
-        )
-    total = sum(online)
-    lines.append(
-        f"| all | | {sum(best):.0f} | {total:.0f} | {total / sum(best):.2f} | {sum(seconds[static]):.0f} "
-        f"| {sum(seconds[foreseen]):.0f} |"
+    worst = max(now / least for now, least in zip(online, best, strict=True))
+    online_s, best_s = sum(online), sum(best)
+    note = (
+        f"The online planner takes {online_s:.0f} s, with {changes} changes of the schedule: {online_s / best_s:.2f} "
+        f"times as long as the best schedule of each phase ({best_s:.0f} s), and at most {worst:.2f} times in a phase. "
+        f"The best static schedule of hindsight takes {sum(seconds[static]):.0f} s, the one planned for the first "
+        f"phase {sum(seconds[foreseen]):.0f} s."
     )
-    return "\n".join(lines) + (
-        f"\n\nThe best static schedule of hindsight is {names[static]}; the online planner, {changes} changes of "
-        f"{SWITCH_S:.0f} s each included, is {sum(seconds[static]) / total:.2f} times as fast. Against the schedule "
-        f"planned for the first phase, which is all that a user has at the start, it is "
-        f"{sum(seconds[foreseen]) / total:.2f} times as fast."
-    )
+    return textwrap.fill(note, 118)
 
 
 def _is_allowed(schedule: Schedule) -> bool:

@@ -27,15 +27,14 @@ LOOK, RUN = Fidelity(steps=4), Fidelity(steps=8)
 
 def lending_table() -> str:
     """Returns the comparison as Markdown: a few steps of one seed select the share, then runs with another seed."""
-    lines = ["| lengths | share picked | no loan | until asked for | preset (0.3) | predicted |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| lengths | no loan | preset (0.3) | predicted share |", "| --- | --- | --- | --- |"]
     for name, lengths in LENGTHS.items():
         seen, run = _workplace(lengths, seed=0), _workplace(lengths, seed=1)
         rates = [_rate(seen, _until(share), LOOK) for share in SHARES]
         picked = SHARES[rates.index(max(rates))]
         asked_s = _rate(run, _until(None), RUN)
         ratios = [_rate(run, each, RUN) / asked_s for each in (_split(), _until(0.3), _until(picked))]
-        lines.append(f"| {name} | {picked or 'none'} | {ratios[0]:.2f} | 1.00 | {ratios[1]:.2f} | {ratios[2]:.2f} |")
+        lines.append(f"| {name} | {ratios[0]:.2f} | {ratios[1]:.2f} | {ratios[2]:.2f} ({picked or 'none'}) |")
     return "\n".join(lines)
 
 

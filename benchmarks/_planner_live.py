@@ -106,7 +106,7 @@ def start_schedule() -> Schedule:
 
 
 def live_table(others: Sequence[str] = (), changes: Sequence[str] = ("pipeline_depth",)) -> str:
-    """Returns the comparison as Markdown. others: presets that also run as static schedules.
+    """Returns the comparison as a paragraph. others: presets that also run as static schedules.
 
     changes: fields that the table varies; empty for all that need no restart, which takes minutes.
     """
@@ -126,29 +126,16 @@ def live_table(others: Sequence[str] = (), changes: Sequence[str] = ("pipeline_d
     chosen += [min(table.rows, key=lambda each: table.rows[each][place]) for place in range(len(PHASES))]
     static = {f"{START}, {_text(start, each)}": run(each, None).seconds for each in dict.fromkeys(chosen)}
     static |= {name: run(load_schedule(name), None).seconds for name in others}
-    best = [min(row[place] for row in static.values()) for place in range(len(PHASES))]
     whole = min(static, key=lambda name: sum(static[name]))
-    heads = ("answers", "best static schedule of the phase", "s", "online s", "speed against it",
-             f"best static of all phases ({whole}) s")  # fmt: skip
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for place, growth in enumerate(PHASES):
-        name = min(static, key=lambda each: static[each][place])
-        now = online.seconds[place]
-        lines.append(
-            f"| {growth:g}x | {name} | {best[place]:.0f} | {now:.0f} | {best[place] / now:.2f} "
-            f"| {static[whole][place]:.0f} |"
-        )
-    total = sum(online.seconds)
-    lines.append(f"| all | | {sum(best):.0f} | {total:.0f} | {sum(best) / total:.2f} | {sum(static[whole]):.0f} |")
+    best_s, online_s = sum(static[whole]), sum(online.seconds)
     told = "; ".join(f"after step {step} {_text(start, schedule)}" for step, schedule in online.changes)
     note = (
-        f"{len(static)} static schedules: {', '.join(static)}. The table of {len(table.rows)} schedules at 4 "
-        f"lengths took {made_s:.0f} s to simulate; the slowest decision, change included, took "
-        f"{online.slowest_ms:.1f} ms. "
-        f"{len(online.changes)} changes in place: {told or 'none'}. Over the whole run the online planner is "
-        f"{sum(static[whole]) / total:.2f} times as fast as the best static schedule."
+        f"The online planner takes {online_s:.0f} s and the best of {len(static)} static schedules ({whole}) "
+        f"{best_s:.0f} s: {best_s / online_s:.2f} times as fast. {len(online.changes)} changes in place: "
+        f"{told or 'none'}. The table of {len(table.rows)} schedules at 4 lengths took {made_s:.0f} s to simulate; the "
+        f"slowest decision, change included, took {online.slowest_ms:.1f} ms."
     )
-    return "\n".join([*lines, "", textwrap.fill(note, 118)])
+    return textwrap.fill(note, 118)
 
 
 def _text(start: Schedule, schedule: Schedule) -> str:

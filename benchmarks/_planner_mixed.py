@@ -13,6 +13,7 @@ from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan, make_
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.candidates import SHARES, Candidate, Layout
 from interlace.forecast.search.plans import Fidelity, Score
+from interlace.run.recipe.load import load_recipe
 from interlace.schedule.schedule import Schedule
 
 H20, H800 = "qwen2.5-7b-h20", "qwen2.5-7b-h800"
@@ -33,8 +34,6 @@ class Row:
     made: RecipePlan
     schedule: Schedule
     score: Score
-    origin: str
-    """Search that found the plan."""
 
     @property
     def is_mixed(self) -> bool:
@@ -49,31 +48,25 @@ class Row:
     @property
     def text(self) -> str:
         """The row as Markdown."""
-        simulation, where = self.made.request.simulation, self.schedule.placement
+        simulation = self.made.request.simulation
         devices = " + ".join(f"{count} {kind}" for kind, count in simulation.pools)
-        engine = where.of("rollout").devices_per_instance or 1
-        places = (
-            f"generates on {where.of('rollout').devices} in engines of {engine}, trains on {where.of('actor').devices}"
-        )
         devices = devices or f"{simulation.num_devices} {simulation.profile.kind}"
-        return (
-            f"| {devices} | {simulation.hour_cost:.0f} | {self.score.step_s:.0f} | {self.score.tokens_per_s:,.0f} "
-            f"| {self.price:.3g} | {places} | {self.origin} |"
-        )
+        return f"| {devices} | {self.score.tokens_per_s:,.0f} | {self.price:.3g} |"
 
 
 def mixed_table(max_staleness: int = 1) -> str:
     """Returns the comparison as Markdown."""
-    rows = [_searched(devices, profile, max_staleness) for devices, profile in CLUSTERS]
+    rows = [_search(make_request(devices, profile, max_staleness)) for devices, profile in CLUSTERS]
     mixed = [row for row in rows if row.is_mixed]
     rows = [row if row.is_mixed else _best_of(row, mixed) for row in rows]
-    heads = ("devices", "price an hour", "s a step", "trained tokens/s", "price of a million", "best plan", "found by")
+    heads = ("devices", "trained tokens/s", "price of a million")
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *(row.text for row in rows)]
     ratio = min(row.price for row in rows if not row.is_mixed) / min(row.price for row in mixed)
     return "\n".join(lines) + f"\n\nA token costs {ratio:.2f} times as much on the best cluster of one kind."
 
 
-def _searched(devices: str, profile: str, max_staleness: int) -> Row:
+def make_request(devices: str, profile: str, max_staleness: int) -> PlanRequest:
+    """Returns the search for a cluster, with the assumed prices of its devices."""
     simulation = virtual_cluster(devices, profile)
     priced = {
         kind: each.model_copy(update={"device_hour_cost": PRICES[kind]})
@@ -81,11 +74,16 @@ def _searched(devices: str, profile: str, max_staleness: int) -> Row:
     }
     own = simulation.profile.model_copy(update={"kinds": priced, "device_hour_cost": PRICES[simulation.profile.kind]})
     simulation = replace(simulation, profile=own)
-    recipe, _ = recipe_for("longtail", ["prompts_per_step=128"], own)
+    sizes = ["prompts_per_step=128"]
+    recipe, _ = recipe_for(load_recipe("longtail", sizes), "longtail", sizes, own)
     settings = PlanSettings(max_staleness=max_staleness, max_length_shift=MAX_SHIFT)
-    made = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings))
+    return PlanRequest(recipe=recipe, simulation=simulation, settings=settings)
+
+
+def _search(request: PlanRequest) -> Row:
+    made = make_plan(request)
     best = made.found.best
-    return Row(made=made, schedule=best.schedule, score=best.score, origin="its own search")
+    return Row(made=made, schedule=best.schedule, score=best.score)
 
 
 def _best_of(row: Row, mixed: Sequence[Row]) -> Row:
@@ -116,5 +114,5 @@ def _best_of(row: Row, mixed: Sequence[Row]) -> Row:
             and -score.length_shift <= MAX_SHIFT
             and score.tokens_per_s > row.score.tokens_per_s
         ):
-            row = replace(row, schedule=schedule, score=score, origin="a mixed cluster's search")
+            row = replace(row, schedule=schedule, score=score)
     return row

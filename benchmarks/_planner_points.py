@@ -273,44 +273,41 @@ def find_fastest(points: Sequence[Point]) -> str:
     return fastest.schedule if fastest.measured.ratio > 1 else DEFAULT_SCHEDULE
 
 
-def tau(points: Sequence[Point]) -> tuple[float | None, int]:
-    """Returns Kendall's tau over the pairs of schedules whose measured ratios differ by more than the noise, and the
-    number of these pairs. The reference is one of the schedules. None if there is no such pair.
+def tau(points: Sequence[Point]) -> float | None:
+    """Returns Kendall's tau over the pairs of schedules whose measured ratios differ by more than the noise.
+
+    The reference is one of the schedules. None if no pair differs by more.
     """
     apart = noise([point.measured for point in points])
     ratios = [(1.0, 1.0), *((point.predicted_ratio, point.measured.ratio) for point in points)]
     pairs = [(one, two) for one, two in combinations(ratios, 2) if abs(math.log(one[1] / two[1])) > apart]
     agree = sum(1 if (one[0] - two[0]) * (one[1] - two[1]) > 0 else -1 for one, two in pairs)
-    return (agree / len(pairs) if pairs else None), len(pairs)
+    return agree / len(pairs) if pairs else None
 
 
 def summarize(store: Store) -> str:
     """Returns the table as Markdown: one line per workload and cluster, and one for all."""
-    names = (
-        "workload", "cluster", "schedules", "noise", "fastest / slowest", "error of ratios, median",
-        "95th percentile", "Kendall's tau (pairs)", "chosen", "regret", "error of seconds, median",
-    )  # fmt: skip
+    names = ("workload", "schedules", "noise", "error of ratios, median", "95th percentile", "error of seconds, median",
+             "Kendall's tau", "regret")  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
     taus, regrets = list[float](), list[float]()
     for workload, cluster in dict.fromkeys((point.workload, point.cluster) for point in store.points):
         points = store.points_of(workload, cluster)
-        found, pairs = tau(points)
-        ratios = [1.0, *(point.measured.ratio for point in points)]
+        found = tau(points)
         told = store.confirmation_of(workload, cluster)
         taus += [found] if found is not None else []
         regrets += [told.regret] if told else []
         cells = (
-            workload, cluster, str(len(points) + 1), f"{noise([each.measured for each in points]):.0%}",
-            f"{max(ratios) / min(ratios):.2f}", *_errors([each.error for each in points]),
-            f"{found:.2f} ({pairs})" if found is not None else "tie",
-            f"`{told.chosen}`" if told else "-", f"{told.regret:.1%}" if told else "-",
-            _errors([each.seconds_error for each in points])[0],
+            workload if cluster == "local" else f"{workload}, {cluster}", str(len(points) + 1),
+            f"{noise([each.measured for each in points]):.0%}", *_errors([each.error for each in points]),
+            _errors([each.seconds_error for each in points])[0], f"{found:.2f}" if found is not None else "tie",
+            f"{told.regret:.1%}" if told else "-",
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     total = (
-        "all", "", str(len(store.points)), f"{noise([each.measured for each in store.points]):.0%}", "",
-        *_errors([each.error for each in store.points]), f"{fmean(taus):.2f} (mean)" if taus else "-", "",
-        f"{max(regrets):.1%} (most)" if regrets else "-", _errors([each.seconds_error for each in store.points])[0],
+        "all", str(len(store.points)), f"{noise([each.measured for each in store.points]):.0%}",
+        *_errors([each.error for each in store.points]), _errors([each.seconds_error for each in store.points])[0],
+        f"{fmean(taus):.2f} (mean)" if taus else "-", f"{max(regrets):.1%} (most)" if regrets else "-",
     )  # fmt: skip
     return "\n".join([*lines, f"| {' | '.join(total)} |"])
 

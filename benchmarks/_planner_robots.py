@@ -37,23 +37,11 @@ class Assumption:
     changes: tuple[str, ...] = ()
     span: int = 1
     """Devices of an engine in the compared placements."""
-    is_planned: bool = False
-    """True to search with it as well."""
 
 
 ASSUMPTIONS = (
-    Assumption(name="as shipped: an engine has one device", is_planned=True),
-    Assumption(name="engines of eight devices", changes=("rollout.max_devices=0",), span=8, is_planned=True),
-    Assumption(
-        name="engines of eight devices, launches not divided (2.3 times as fast as one)",
-        # The formula of interlace/forecast/costs/roofline.py: 2.5 ms of launches, and two all-reduces per layer.
-        changes=("rollout.max_devices=0", "rollout.scaling=[[2, 1.41], [4, 1.87], [8, 2.26]]"),
-        span=8,
-    ),
-    Assumption(
-        name="moving a state takes four times as long",
-        changes=("rollout.onload_s=2.4", "rollout.offload_s=2.4", "actor.onload_s=2.8", "actor.offload_s=2.8"),
-    ),
+    Assumption(name="an engine has one device"),
+    Assumption(name="engines of eight devices", changes=("rollout.max_devices=0",), span=8),
 )
 ON_HOST = ASSUMPTIONS[:1]
 """Assumptions for simulators that processor cores bound."""
@@ -61,23 +49,27 @@ ON_HOST = ASSUMPTIONS[:1]
 
 def robots_table() -> str:
     """Returns the seconds per step of each placement and assumption, and the planner's choices, as Markdown."""
-    lines = _compare("rlinf-maniskill", ASSUMPTIONS, f"GPU-bound simulator (`rlinf-maniskill`), {DEVICES} devices")
-    lines += _compare("rlinf-libero", ON_HOST, f"CPU-bound simulator (`rlinf-libero`), {DEVICES} devices")
-    return "\n".join(lines).rstrip()
+    lines = [
+        f"| profile, {DEVICES} devices | {' | '.join(PLACEMENTS)} | planner |",
+        "|---" * (len(PLACEMENTS) + 2) + "|",
+    ]
+    lines += _compare("rlinf-maniskill", ASSUMPTIONS)
+    lines += _compare("rlinf-libero", ON_HOST)
+    return "\n".join(lines)
 
 
-def _compare(name: str, assumptions: Sequence[Assumption], title: str) -> list[str]:
+def _compare(name: str, assumptions: Sequence[Assumption]) -> list[str]:
     on_host = load_profile(name).env is not None and load_profile(name).env.bound == "host"  # type: ignore[union-attr]
-    lines = [f"| {title}: assumption | {' | '.join(PLACEMENTS)} | planner |", "|---" * (len(PLACEMENTS) + 2) + "|"]
+    lines = []
     for each in assumptions:
         profile = change_profile(load_profile(name), each.changes)
         recipe = _make_recipe(profile)
         seconds = [_simulate(recipe, profile, place, each.span, on_host=on_host) for place in PLACEMENTS]
         best = min(seconds)
         cells = [f"**{value:.1f}**" if value == best else f"{value:.1f}" for value in seconds]
-        lines.append(f"| {each.name} | {' | '.join(cells)} | {_plan(recipe, profile) if each.is_planned else ''} |")
+        lines.append(f"| `{name}`, {each.name} | {' | '.join(cells)} | {_plan(recipe, profile)} |")
         print(lines[-1], flush=True)
-    return [*lines, ""]
+    return lines
 
 
 def _make_recipe(profile: Profile) -> Recipe:
@@ -119,10 +111,7 @@ def _plan(recipe: Recipe, profile: Profile) -> str:
     settings = PlanSettings(search_s=SEARCH_S, search_samples=SEARCH_SAMPLES, search_processes=1)
     simulation = Simulation(profile=profile, num_devices=DEVICES)
     best = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings)).found.best
-    layout, envs = best.candidate.layout, best.schedule.granularity.of("env")
+    layout = best.candidate.layout
     names = {"host": "on the host", "rollout": "with the policy"}
     simulating = names[layout.env] if isinstance(layout.env, str) else f"on {float(layout.env):.0%}"
-    return (
-        f"policy on {float(layout.rollout):.0%}, engines of {layout.span}, simulators {simulating}, training on "
-        f"{float(layout.training):.0%}, moves of {envs}: {best.score.step_s:.1f}"
-    )
+    return f"{best.score.step_s:.1f}, policy on {float(layout.rollout):.0%}, simulators {simulating}"

@@ -96,7 +96,7 @@ class Claim:
         if self.holds(ratio):
             return WITHIN
         near = self.low if ratio < self.low else self.high
-        return NEARLY if abs(ratio / near - 1) <= TOLERANCE else f"outside: {self.reason}".rstrip(": ")
+        return NEARLY if abs(ratio / near - 1) <= TOLERANCE else f"outside; {self.reason}".rstrip("; ")
 
 
 RANKER = 0.97
@@ -172,30 +172,29 @@ def claim(name: str, preset: str, baseline: str, published: tuple[float, float],
 CLAIMS = (
     claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", (1.06, 1.41),
           replace(STREAM, settings=STREAMED), baseline_setup=STREAM,
-          reason="training is 23 % of the step of the colocated run, and only it can overlap; with verl's mix of "
-          "lengths 0.96x (ablation below)"),
+          reason="0.97x with verl's mix of lengths"),
     claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
-          reason="with verl's mix of lengths 1.45x (ablation below)"),
+          reason="1.35x with verl's mix of lengths"),
     claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82),
           by_steps=True),
     claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384, 277),
-          by_steps=True, reason="the mix decides: at twice the median length it is inside"),
+          by_steps=True, reason="reached at twice the median length"),
     claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", (2.21, 2.56), packed(64, 32768, 673),
-          by_steps=True, reason="the mix decides: at twice the median length it is inside"),
+          by_steps=True, reason="reached at twice the median length"),
     claim("RLHFuse against its base, generation and inference", "rlhfuse", "rlhfuse", (1.2, 1.6), FUSED,
           baseline_setup=replace(FUSED, settings=(*FUSED.settings, "schedule.tail=none", "schedule.granularity=step")),
           before_training=True, reason="no assumed parameter alone brings it there"),
     claim("AReaL, staleness 4 against 0", "areal", "areal", (1.76, 2.77), AREAL,
           baseline_setup=replace(AREAL, settings=(*AREAL.settings, "schedule.max_staleness=0"))),
     claim("AReaL against a synchronous colocated system", "areal", "verl-colocated", (1.5, 2.8), AREAL,
-          reason="training on a quarter of the devices bounds it; at half the seconds a token it is inside"),
+          reason="reached at half the seconds a trained token"),
     claim("verl fully asynchronous (d), 128 H20", "verl-fully-async-d", "verl-colocated", (2.35, 2.67), VERL,
           baseline_setup=VERL_COLOCATED),
     claim("verl stream only (b), 128 H20", "verl-fully-async-b", "verl-colocated", (1.54, 1.95), VERL,
           baseline_setup=VERL_COLOCATED,
-          reason="the mix decides: at a quarter of the share at the limit it is inside"),
+          reason="reached at a quarter of the share at the limit"),
     claim("verl one-step-off, 4 + 12 H20", "one-step-off", "verl-colocated", (1.23, 1.40), ONE_STEP,
-          reason="generation on 4 devices takes 626 s, verl publishes 501; at a quarter of the median it is inside"),
+          reason="reached at a quarter of the median length"),
     claim("RLinf disaggregated against collocated, 40 + 24", "rlinf-disaggregated", "rlinf-collocated", (1.17, 1.21),
           replace(RLINF, settings=STREAMED), baseline_setup=RLINF),
 )  # fmt: skip

@@ -219,28 +219,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     fit = fit_rows([each for each in ROWS if each.fitted])
-    heads = ("run", "published s", "predicted s", "error", "generates s", "trains s", "rest s", "roofline alone s")
+    heads = ("run", "published s", "predicted s", "error", "roofline alone s")
     plain = Fit(train_share=0.4, decode=1.0, step_s=0.0, switch_s=0.0, move_s=0.0)
     lines, figures = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"], []
     for each in sorted(ROWS, key=lambda run: not run.fitted):
         parts, alone = predict(each, fit), predict(each, plain)
         error = parts.step_s / each.step_s - 1
-        name = f"{each.name}{', fitted' if each.fitted else ''}"
-        cells = [f"{each.step_s:g}", f"{parts.step_s:.0f}", f"{error:+.0%}", f"{parts.generate:.0f}"]
-        cells += [f"{parts.train:.0f}", f"{parts.rest:.0f}", f"{alone.step_s:.0f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        if not each.fitted:
+            cells = [each.name, f"{each.step_s:g}", f"{parts.step_s:.0f}", f"{error:+.0%}", f"{alone.step_s:.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
         figures.append({"run": each.name, "fitted": each.fitted, "published_s": each.step_s, "step_s": parts.step_s,
                         "error": error, "roofline_s": alone.step_s})  # fmt: skip
     for kind in (True, False):
         errors = sorted(abs(float(row["error"])) for row in figures if row["fitted"] is kind)  # type: ignore[arg-type]
         lines += ["", f"{'Fitted' if kind else 'Held-out'} rows: median error {median(errors):.0%}, largest "
                       f"{errors[-1]:.0%}, of {len(errors)}."]  # fmt: skip
-    lines += [
-        "",
-        f"Fitted: training reaches {fit.train_share:.0%} of the arithmetic, a decode step takes {fit.decode:g} times "
-        f"the roofline, a step {fit.step_s:g} s more, and {fit.switch_s:g} s per billion parameters if devices take "
-        f"turns, {fit.move_s:g} s if others generate.",
-    ]
     print("\n".join(lines))
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

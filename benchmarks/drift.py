@@ -4,7 +4,7 @@
 
 The quick start is rewarded for the length of its answers, so that they grow from some tokens to the limit. Each run has
 the same seed, and a cluster of two devices of this machine. Seconds are the runs' steps; the time of restarts under
-another schedule is reported separately. --write puts the table into docs/planner.md.
+another schedule is reported separately. --write puts the result into docs/planner.md.
 """
 
 import argparse
@@ -90,28 +90,17 @@ def _rate(run: RunData) -> float:
     return 2 * (run.time_mean("goodput/trained_tokens_per_device_s") or 0.0)
 
 
-def table(auto: Ran, static: Sequence[Ran]) -> str:
-    """Returns the comparison as Markdown."""
-    lines = [
-        "| phase | answers, tokens | `auto`, trained tokens/s | best that stays | its tokens/s | `auto` against it |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for place in range(PHASES):
-        best = max(static, key=lambda each: each.rates[place])
-        ratio = auto.rates[place] / best.rates[place]
-        lines.append(
-            f"| {place + 1} | {auto.tokens[place]:.0f} | {auto.rates[place]:,.0f} | `{best.name}` "
-            f"| {best.rates[place]:,.0f} | {ratio:.2f} |"
-        )
+def summarize(auto: Ran, static: Sequence[Ran]) -> str:
+    """Returns the comparison as a paragraph."""
     best = max(static, key=lambda each: each.rate)
-    lines.append(f"| all | | {auto.rate:,.0f} | `{best.name}` | {best.rate:,.0f} | {auto.rate / best.rate:.2f} |")
     others = ", ".join(f"`{each.name}` {each.rate:,.0f}" for each in static)
     told = [
-        f"{auto.num_changes} changes of the schedule.",
+        f"Answers grow from {auto.tokens[0]:.0f} to {auto.tokens[-1]:.0f} tokens (means of the first and the last "
+        f"quarter). `auto` trains {auto.rate:,.0f} tokens/s with {auto.num_changes} changes of the schedule, "
+        f"{auto.rate / best.rate:.2f} times as many as the best static schedule: {others}.",
         f"With start and profile `auto` took {auto.wall_s:.0f} s, `{best.name}` {best.wall_s:.0f}.",
-        f"Whole runs: {others}.",
     ]
-    return "\n".join([*lines, "", textwrap.fill(" ".join(told), 100)])
+    return textwrap.fill(" ".join(told), 118)
 
 
 def main() -> None:
@@ -128,7 +117,7 @@ def main() -> None:
             static.append(ran(name, name, args.steps, Path(root)))
             print(static[-1], flush=True)
         auto = ran("auto", AUTO, args.steps, Path(root))
-    found = table(auto, static)
+    found = summarize(auto, static)
     print(found)
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in (auto, *static)]) + "\n", encoding="utf-8")

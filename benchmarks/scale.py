@@ -51,7 +51,7 @@ PER_RANK = 25
 TOKENS = 2000
 """Tokens of a response of the second table."""
 SIZES = ("64:1600", "256:6400", "1024:25600", "4096:1000", "4096:10000", "4096:100000")
-HEADS = ("samples in flight", "samples", "CPU s", "CPU us per sample", "events/s", "events per sample", "memory MiB")
+HEADS = ("samples in flight", "CPU s", "CPU us per sample", "memory MiB")
 DOCS = Path(__file__).parent.parent / "docs" / "simulator.md"
 MANY_FILES = 8192
 """Limit of open files with which 1,000 connections are possible."""
@@ -174,8 +174,7 @@ def table(first: str, rows: Sequence[dict[str, float]]) -> str:
     """Returns the rows as Markdown."""
     lines = [f"| {first} | {' | '.join(HEADS)} |", "| --- " * (1 + len(HEADS)) + "|"]
     for row in rows:
-        cells = [f"{row[name]:,.0f}" for name in ("size", "in_flight", "samples", "cpu_s", "sample_us", "events_per_s")]
-        cells += [f"{row['events_per_sample']:.1f}", f"{row['memory_mib']:,.0f}"]
+        cells = [f"{row[name]:,.0f}" for name in ("size", "in_flight", "cpu_s", "sample_us", "memory_mib")]
         lines.append(f"| {' | '.join(cells)} |")
     load = os.getloadavg()[2]
     return "\n".join([*lines, "", f"Mean load of the two cores in the last quarter of an hour: {load:.1f} processes."])

@@ -27,7 +27,7 @@ from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.outcome import ScheduleOutcome
 from interlace.run.state import RunState
-from interlace.schedule.presets import preset_names, preset_path
+from interlace.schedule.presets import load_schedule, preset_names, preset_path
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import Vocabulary, vocabulary
 
@@ -36,8 +36,6 @@ MEASURED = HERE / "measured"
 PAGES = (HERE.parent / "schedules.md", HERE.parent / "reference" / "words.md")
 CLUSTERS = ("local", "ray")
 STEPS, PARTS = 24, 8
-OTHERS = "others"
-"""Stands in the comparison for all roles of a preset that it does not name."""
 LONGTAIL = "longtail"
 LONGTAIL_STEPS = 16
 LONGTAIL_EXTRA: Mapping[str, Sequence[str]] = {
@@ -151,7 +149,8 @@ def write_fields(words: Vocabulary) -> Iterator[str]:
         default = yaml.safe_dump(Schedule().model_dump(mode="json")[name], default_flow_style=True, width=10**6)
         values = "\n".join(f"- {one if ' ' in one else f'`{one}`'}: {means}" for one, means in entry.values.items())
         written = entry.default or default.removesuffix("\n...\n").strip().replace("null", "none")
-        yield f"### `{name}`\n\n{entry.meaning}\n\n{values}\n\nDefault: `{written}`."
+        written = written if "`" in written else f"`{written}`"
+        yield f"### `{name}`\n\n{entry.meaning}\n\n{values}\n\nDefault: {written}."
     yield f"### Units of staleness\n\n{words.staleness}"
 
 
@@ -174,76 +173,55 @@ def write_words(words: Vocabulary) -> Iterator[str]:
 
 
 def write_presets() -> list[str]:
-    """Returns the comparison of all presets: description, source, decisions, and differences from the original."""
+    """Returns the comparison of all presets: description, source, devices that generate, and bound on staleness."""
     rows = []
     for name in preset_names():
         text = preset_path(name).read_text(encoding="utf-8")
         comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
-        head, _, differences = comment.partition("Differences: ")
-        about, _, source = head.partition("Source: ")
-        written = {field: short_form(field, value) for field, value in yaml.safe_load(text).items()}
-        fields = "<br>".join(f"`{one}`" for one in map(flow_line, written.items()))
-        link = re.sub(r"(\S+)", r"[source](\1)", source.strip())
-        rows.append([f"`{name}`", f"{about.strip()} {link}".strip() + f"<br>*Differences:* {differences}", fields])
-    return table(
-        ["preset", "description, and differences from the original", "fields that differ from the defaults"], rows
-    )
+        about, _, source = comment.partition("Differences: ")[0].partition("Source: ")
+        schedule = load_schedule(name)
+        devices, staleness = schedule.placement.of("rollout").devices, schedule.max_staleness
+        file = f"[`{name}`](../interlace/schedule/presets/{name}.yaml)"
+        rows.append([file, link_source(about.strip(), source.strip()), f"`{devices}`", f"{staleness:g}"])
+    return table(["preset", "description", "generates on", "`max_staleness`"], rows)
 
 
-def flow_line(pair: tuple[str, object]) -> str:
-    """Returns a field and its value as one line of YAML."""
-    line: str = yaml.safe_dump(dict([pair]), default_flow_style=True, width=10**6, sort_keys=False)
-    return line.strip().removeprefix("{").removesuffix("}")
+def link_source(about: str, source: str) -> str:
+    """Returns the description of a preset with a link at its arXiv number, or after it if it has none."""
+    if not source:
+        return about
+    linked = re.sub(r"arXiv [\d.]+", rf"[\g<0>]({source})", about)
+    return linked if linked != about else f"{about} [source]({source})"
 
 
-def short_form(field: str, value: object) -> object:
-    """Returns the value of a field; several roles with the most common value of a mapping become `others`."""
-    if field not in ("placement", "granularity") or not isinstance(value, dict):
-        return value
-    values = list(value.values())
-    common = max(values, key=values.count)
-    if values.count(common) == len(values):
-        return common
-    if values.count(common) < 2:
-        return value
-    return {**{role: one for role, one in value.items() if one != common}, OTHERS: common}
-
-
-MEASURED_HEADS = (
-    "tokens/s by verl-colocated's", "mixed versions", "interrupted, suspended, migrated", "re-prefill, discarded",
-    "surplus", "staleness mean / max", "greedy", "quick start, greedy: local, ray",
-)  # fmt: skip
+MEASURED_HEADS = ("speed", "staleness, mean/max", "accuracy")
 
 
 def measured_table(longtail: Mapping[str, Any], clusters: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yields the commands of the measurements, and one table of all presets."""
-    first = next(iter(clusters["local"]["schedules"].values()))
+    runs = [run for one in clusters.values() for run in one["schedules"].values()]
+    accuracies = [run["greedy"] for run in runs]
     yield (
-        f"Long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores: `{longtail['command']}`, seed 0. "
-        "Counts are exact; ratios of speed come from one run each, without other load on the cores. `rlhfuse` has "
-        "`algorithm.kl_coefficient=0.001` in addition. The last column is held-out accuracy after the quick start "
-        f"({first['greedy_before']:.3f} before) under the same presets: `{clusters['local']['command']}`, and "
-        "`cluster.backend=ray`."
+        f"`{longtail['command']}`, seed 0, four devices on two cores, one run each. Speed is trained tokens/s relative "
+        "to `verl-colocated`; accuracy is held-out. `rlhfuse` has `algorithm.kl_coefficient=0.001` in addition."
     )
-    rows = []
-    for name in longtail["schedules"]:
-        runs = [one["schedules"][name] for one in clusters.values() if name in one["schedules"]]
-        rows.append([f"`{name}`", *longtail_row(name, longtail), ", ".join(f"{run['greedy']:.3f}" for run in runs)])
-    yield "\n".join(table(["preset", *MEASURED_HEADS], rows))
+    yield "\n".join(
+        table(["preset", *MEASURED_HEADS], [longtail_row(name, longtail) for name in longtail["schedules"]])
+    )
+    yield (
+        f"After the quick start under the same presets (`{clusters['local']['command']}`, and `cluster.backend=ray`) "
+        f"the accuracy is {min(accuracies):.3f} to {max(accuracies):.3f}, from {runs[0]['greedy_before']:.3f} before."
+    )
 
 
 def longtail_row(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Returns the figures of one preset on long-tailed answers, in the order of MEASURED_HEADS."""
+    """Returns the row of one preset on long-tailed answers: its name, then the figures of MEASURED_HEADS."""
     run, base = found["schedules"][name], found["schedules"]["verl-colocated"]
     ratio = run["trained_tokens_per_device_s"] / base["trained_tokens_per_device_s"]
-    counts, goodput = run["mechanisms"], run["goodput"]
     return [
+        f"`{name}`",
         f"{ratio:.2f}",
-        f"{counts['mixed_versions']:.0%}",
-        ", ".join(f"{counts[name]:.0f}" for name in ("interrupted", "suspended", "migrated")),
-        f"{goodput['re_prefill']:.1%}, {goodput['discarded']:.1%}",
-        f"{counts['surplus']:.0f}",
-        f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
+        f"{run['staleness_mean']:.2f}/{run['staleness_max']:.0f}",
         f"{run['greedy']:.3f}",
     ]
 

@@ -112,4 +112,13 @@ def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_has
     kept = points.Store(tmp_path / "store.json")
     assert kept.points == store.points
     assert kept.points[0].error == 0.0
-    assert "| quickstart | local | 2 |" in points.summarize(kept)
+    assert "| quickstart | 2 |" in points.summarize(kept)
+
+
+def test_the_searches_of_the_planners_tables_can_be_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    timed, mixed = importlib.import_module("_planner_time"), importlib.import_module("_planner_mixed")
+    for case in timed.CASES:
+        assert case.request(case.short_s, is_timed=True).simulation.num_devices == case.devices
+    for devices, profile in mixed.CLUSTERS:
+        assert mixed.make_request(devices, profile, 1).recipe.prompts_per_step == 128
