@@ -2,6 +2,9 @@
 # pip installs torch's CUDA build unless the package index serves CPU wheels. To install the CPU build:
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart
 PYTHON ?= python3
+# Some container images set this variable. Then no process stores the modules that it compiles, and uv, unlike pip,
+# compiles none when it installs: each process takes five seconds of CPU time longer to import torch and transformers.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_ARGS ?=
 FAULTS_ARGS ?=
 

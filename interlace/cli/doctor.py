@@ -129,8 +129,8 @@ def _list_findings() -> Iterator[Finding]:
     if any(finding.remedy for finding in packages):
         return  # the other checks would fail for the same reason
     disable_progress_bars()
-    for check in (_check_devices, _check_compiler, _check_disk, _check_sandbox, _real_model, _smoke_run):
-        yield _run_check(check)
+    checks = (_check_bytecode, _check_devices, _check_compiler, _check_disk, _check_sandbox, _real_model, _smoke_run)
+    yield from map(_run_check, checks)
     yield from _check_engines()
 
 
@@ -162,6 +162,15 @@ def _check_packages() -> Iterator[Finding]:
             continue
         fits = requirement.specifier.contains(version, prereleases=True)
         yield Finding(what=f"{requirement.name} {version}", remedy=None if fits else f"pip install '{wanted}'")
+
+
+def _check_bytecode() -> Finding:
+    """Reports whether torch is compiled to bytecode. A run works without it, so this never fails."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or Path(importlib.util.cache_from_source(spec.origin)).is_file():
+        return Finding(what="bytecode of torch")
+    fix = "unset PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "make the folder of its packages writable"
+    return Finding(what=f"bytecode of torch: none, so each process starts seconds later; {fix} to store it")
 
 
 def _check_devices() -> Finding:

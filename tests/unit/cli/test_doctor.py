@@ -1,12 +1,15 @@
 """The doctor reports a healthy machine as healthy, and gives a fix for any other."""
 
 import importlib.metadata
+import importlib.util
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from interlace.cli.doctor import _check_bytecode
 from interlace.cli.main import app
 
 
@@ -53,6 +56,15 @@ def test_a_package_that_is_missing_comes_with_its_remedy(monkeypatch: pytest.Mon
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "FAIL  typer is not installed\n      pip install 'typer>=0.15'" in done.stdout
+
+
+def test_modules_that_each_process_compiles_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(importlib.util, "cache_from_source", lambda path: str(tmp_path / Path(path).name))
+    finding = _check_bytecode()
+    assert "unset PYTHONDONTWRITEBYTECODE" in finding.what and finding.remedy is None
+    (tmp_path / "__init__.py").touch()
+    assert _check_bytecode().what == "bytecode of torch"
 
 
 def test_a_full_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
