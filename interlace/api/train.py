@@ -17,9 +17,9 @@ from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
-from interlace.observe.run_folder import RunFolder, latest_name
+from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
-from interlace.observe.run_lock import RunLock, open_run
+from interlace.observe.run_lock import open_run, resume_run
 from interlace.observe.run_start import check_choice, explain_end
 from interlace.observe.stop import StopSignal
 from interlace.rewards.config import GIVEN
@@ -123,18 +123,15 @@ def _open_fresh_run(
     asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
     """Checks a new run and makes its folder. held: keeps the run's lock."""
-    recipe, planner = asked.run.settings(), None
+    recipe = asked.run.settings()
     if asked.name is not None:
         RunFolder.named(asked.root, asked.name)  # refuses a name that no folder can have
     asked.run.check(recipe, has_callbacks=asked.has_callbacks)
+    from interlace.cli.planning import plan_at_start
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.run.sections.rows):
-        if recipe.schedule.open:
-            from interlace.cli.planning import plan_at_start
-
-            recipe, planner = plan_at_start(recipe, console)
-            held.callback(planner.close)
+        recipe, planner = plan_at_start(recipe, console, held)
         derived = check_recipe(recipe)
     for notice in list_prompt_notices(recipe, derived):
         say(console, notice)
@@ -143,8 +140,7 @@ def _open_fresh_run(
 
 def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, None]:
     """Returns the settings of a run that is resumed, with the changes that are allowed. held: keeps the run's lock."""
-    folder = RunFolder.resume(asked.root, latest_name(asked.root, asked.stem) if asked.name is None else asked.name)
-    held.enter_context(RunLock(folder))
+    folder = resume_run(asked.root, asked.name, asked.stem, held=held)
     before = load_recipe(str(folder.config))
     edits = list_edits(asked.given, folder) if asked.given else []
     changed = [override_key(override) for override in asked.run.overrides]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -66,8 +67,13 @@ def without_schedule(recipe: "Recipe") -> "Recipe":
     return set_schedule(recipe, load_schedule(DEFAULT_SCHEDULE), DEFAULT_SCHEDULE)
 
 
-def plan_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePlanner]":
-    """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner for the run."""
+def plan_at_start(recipe: "Recipe", console: Console, held: ExitStack) -> "tuple[Recipe, OnlinePlanner | None]":
+    """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner for the run.
+
+    A recipe with another schedule is returned as it is, with None. held: closes the planner.
+    """
+    if not recipe.schedule.open:
+        return recipe, None
     from interlace.forecast.online import OnlinePlanner
     from interlace.forecast.plan import PlanSettings
     from interlace.forecast.profile.profile import PARTS
@@ -96,6 +102,7 @@ def plan_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePl
     )
     accepts = AcceptsHere(plain, made.request.simulation.devices, longest)
     planner = OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
+    held.callback(planner.close)
     return set_schedule(recipe, best.schedule, AUTO), planner
 
 

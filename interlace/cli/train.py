@@ -94,6 +94,7 @@ def _open_fresh_run(
 
     Returns the planner too if it chooses the schedule, else None.
     """
+    from interlace.cli.planning import plan_at_start
     from interlace.observe.run_folder import RunFolder
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
@@ -101,17 +102,13 @@ def _open_fresh_run(
     from interlace.run.recipe.check_settings import check_new_run
     from interlace.run.recipe.load import load_recipe
 
-    settings, planner = load_recipe(spec, overrides), None
+    settings = load_recipe(spec, overrides)
     check_new_run(settings, spec)
     if name is not None:
         RunFolder.named(ROOT, name)  # refuses an unusable name
     from interlace.run.recipe.check import check_recipe  # loads torch, so the checks without torch come first
 
-    if settings.schedule.open:
-        from interlace.cli.planning import plan_at_start
-
-        settings, planner = plan_at_start(settings, console)
-        held.callback(planner.close)
+    settings, planner = plan_at_start(settings, console, held)
     derived = check_recipe(settings)
     folder = open_run(ROOT, name, Path(spec).stem, overwrite=overwrite, held=held)
     console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
@@ -128,14 +125,12 @@ def _open_resumed_run(
     The checks that load torch follow later. held: keeps the run's lock.
     """
     from interlace.observe.checkpoints import Checkpoints
-    from interlace.observe.run_folder import RunFolder, latest_name
-    from interlace.observe.run_lock import RunLock
+    from interlace.observe.run_lock import resume_run
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.edits import list_edits
     from interlace.run.recipe.load import load_recipe, override_key
 
-    folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(given.name).stem) if name is None else name)
-    held.enter_context(RunLock(folder))  # before reading files that another process may write
+    folder = resume_run(ROOT, name, Path(given.name).stem, held=held)
     # The command that started the run may be repeated with --resume, because it changes nothing. Its settings are
     # compared together: one of them may follow from another.
     fixed = [override for override in overrides if not may_change(override_key(override))]

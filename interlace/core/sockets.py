@@ -1,4 +1,4 @@
-"""Reading from sockets."""
+"""Reading from sockets, and detection of peers that vanished."""
 
 import socket
 
@@ -15,3 +15,16 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
             raise EOFError
         content += part
     return bytes(content)
+
+
+def detect_vanished_peer(connection: socket.socket, *, idle_s: int, probe_every_s: int, num_probes: int) -> None:
+    """Makes the system close a connection whose other machine vanished, for example because it lost power.
+
+    idle_s: seconds without a packet until the first probe. The connection is closed after num_probes probes without an
+    answer. Data that was sent and not confirmed delays the probes: the system repeats it first, on Linux for up to 15
+    minutes. Connections that a listening socket accepts have its settings.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", idle_s), ("TCP_KEEPINTVL", probe_every_s), ("TCP_KEEPCNT", num_probes)):
+        if hasattr(socket, option):  # not every platform has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -4,17 +4,22 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from interlace.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from interlace.core.types import JSON  # loads numpy, which the command line does without
 
 _UNREADABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that YAML does not allow in a text, or reads as the end of a line."""
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MAX_NODES = 10_000
 """Maximum number of values of a text after each alias is replaced by the value of its anchor."""
+_MAX_REASON = 1000
+"""Maximum number of characters of a parser's message that an error contains."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -91,6 +96,30 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError("its brackets or lists are nested too deeply to be read") from None
 
 
+def read_mapping(path: Path, subject: str = "", *, remedy: str = "", may_be_empty: bool = False) -> "dict[str, JSON]":
+    """Reads a YAML or JSON file that contains a mapping.
+
+    subject: kind and name of the file, for messages, such as `market 'spot'`; empty for a file that its path describes.
+    remedy: sentence that ends each message. may_be_empty: an empty file is an empty mapping. Raises UserError if the
+    file cannot be read, is not YAML, or contains another value.
+    """
+    file = f"{subject} ({path})" if subject else str(path)
+    try:
+        found = parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}. {remedy}".rstrip()) from None
+    except (ValueError, yaml.YAMLError) as error:
+        form = "JSON" if path.suffix == ".json" else "YAML"
+        raise UserError(f"{file} is not {form}: {str(error)[:_MAX_REASON]}\n{remedy}".rstrip()) from None
+    if found is None and may_be_empty:
+        return {}
+    if not isinstance(found, dict):
+        given = "is empty" if found is None else f"is a {type(found).__name__}"
+        end = remedy or "Write one `key: value` on each line."
+        raise UserError(f"{file} contains no settings: it {given}. {end}")
+    return found
+
+
 def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:
     """Writes text for parse_yaml(), with keys in order. flow: brackets for all collections; if None, for inner ones."""
     return yaml.dump(data, None, _Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=width)
@@ -131,10 +160,6 @@ class YamlFiles:
             raise UserError(f"unknown {self.kind} {spec!r}.{nearest(spec, self.names())} {own}")
         return self.folder / f"{spec}.yaml"
 
-    def read(self, spec: str) -> Any:
-        """Returns the contents of a file. Raises UserError if it does not exist or is not YAML."""
-        path = self.path(spec)
-        try:
-            return parse_yaml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{self.kind} {spec!r} ({path}) is not YAML: {str(error)[:1000]}") from None
+    def read(self, spec: str, *, may_be_empty: bool = False) -> "dict[str, JSON]":
+        """Returns the settings in a file. Raises UserError if it does not exist; see also read_mapping()."""
+        return read_mapping(self.path(spec), f"{self.kind} {spec!r}", may_be_empty=may_be_empty)

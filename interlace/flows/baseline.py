@@ -1,9 +1,23 @@
 """Greedy baselines: the reward of one greedy response per group."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from interlace.core.causes import SampleFailure
-from interlace.core.types import GREEDY_INDEX, NO_BASELINE, Request, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.core.causes import Cause, SampleFailure
+from interlace.core.errors import InterlaceError
+from interlace.core.types import (
+    GREEDY_INDEX,
+    NO_BASELINE,
+    Metrics,
+    Prompt,
+    Request,
+    Sample,
+    SampleKey,
+    SamplingParams,
+    TerminalEvent,
+)
+from interlace.observe.step_line import brief
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RewardGroup
 from interlace.rollouts.stream import BASELINE, OnFailed, Stream
@@ -16,8 +30,8 @@ class GreedyBaseline:
     """Generates and scores one greedy response for each admitted group.
 
     Consumes: waves of admitted samples (`admitted`).
-    Produces: the mark BASELINE on each sample of a group, and the baseline's reward (`take`). If the baseline fails,
-        the samples of its group end as `failed`.
+    Produces: the mark BASELINE on each sample of a group, and the baseline's reward (`take`). If the engine refuses
+        the response or the baseline is not scored, the samples of its group end as `failed`.
     Waits for: the engine pool, then the reward role, in one task per group.
     Released by: the response and its score. It holds no row back.
     """
@@ -29,13 +43,17 @@ class GreedyBaseline:
         reward: RewardGroup,
         admission: Admission,
         sampling: SamplingParams,
+        groups_per_step: int,
         on_failed: OnFailed,
     ) -> None:
-        """on_failed: called with each sample that ends because its group's baseline was not scored."""
-        self._on_failed = on_failed
+        """on_failed: called with each sample that ends because its group's baseline failed."""
+        self._on_failed, self._groups_per_step = on_failed, groups_per_step
         self._cluster, self._pool, self._reward, self._admission = cluster, pool, reward, admission
         self._params = sampling.model_copy(update={"temperature": 0.0})
         self._rewards: dict[int, float] = {}
+        self._num_measured, self._num_failed, self._first_reason = 0, 0, ""
+        self._counts: Counter[Cause] = Counter()
+        """Failed baselines since the last call of metrics()."""
 
     def admitted(self, wave: Sequence[Sample]) -> None:
         """Starts a baseline for each group of a wave, and discards the baselines of dropped groups."""
@@ -52,6 +70,17 @@ class GreedyBaseline:
         """Returns the baseline of a group. It is kept until the group is consumed, which may be drawn again."""
         return self._rewards[gid]
 
+    def metrics(self) -> Metrics:
+        """Returns the number of baselines that failed since the last call, by cause."""
+        counts, self._counts = self._counts, Counter()
+        return {f"failed_baselines/{cause}": float(count) for cause, count in sorted(counts.items())}
+
+    def describe(self) -> str:
+        """Returns a summary of the baselines in this process so far, as text for users. Empty if none failed."""
+        if not self._num_failed:
+            return ""
+        return f", {self._num_failed} greedy baselines failed, the first of them by {brief(self._first_reason)}"
+
     async def _measure_baseline(self, sample: Sample) -> None:
         prompt, gid = sample.prompt, sample.key.gid
         request = Request(
@@ -61,19 +90,44 @@ class GreedyBaseline:
             prompt_ids=prompt.token_ids.tolist(),
             params=self._params,
         )
-        [response] = await self._pool.complete([request], who="greedy baseline")
-        greedy = make_answered_sample(SampleKey(gid, GREEDY_INDEX), prompt, response)
-        results = await self._reward.with_cause("baseline").score([greedy])
+        measured = await self._score_response(request, prompt)
         if self._admission.ticket(gid) is None:
             return
-        keys = self._admission.rows.find_keys(gid)
-        if results[0].failure is not None:
-            for key in keys:
-                if key in self._admission.channel:
-                    reason = f"{NO_BASELINE}{results[0].failure}"
-                    self._on_failed(key, SampleFailure(reason=reason, cause=results[0].cause, is_final=True))
-            self._admission.retire(gid, TerminalEvent.FAILED)
+        if isinstance(measured, SampleFailure):
+            self._fail_group(gid, measured)
             return
-        self._rewards[gid] = results[0].reward
-        for key in keys:
+        self._num_measured += 1
+        self._rewards[gid] = measured
+        for key in self._admission.rows.find_keys(gid):
             self._admission.channel.put(key, {}, marks=(BASELINE,))
+
+    async def _score_response(self, request: Request, prompt: Prompt) -> float | SampleFailure:
+        """Returns the reward of the response to a request, or the reason why it has none."""
+        [response] = await self._pool.answer([request], who="greedy baseline")
+        if response.failure:
+            return SampleFailure(reason=f"the engine refused the request: {response.failure}", cause=Cause.ENGINE)
+        greedy = make_answered_sample(request.owner, prompt, response)
+        [result] = await self._reward.with_cause("baseline").score([greedy])
+        if result.failure is not None:
+            return SampleFailure(reason=result.failure, cause=result.cause)
+        return result.reward
+
+    def _fail_group(self, gid: int, failure: SampleFailure) -> None:
+        """Ends the samples of a group whose baseline failed.
+
+        If all baselines of the first step fail, ends the run instead of replacing its groups forever.
+        """
+        self._num_failed += 1
+        self._counts[failure.cause] += 1
+        self._first_reason = self._first_reason or failure.reason
+        for key in self._admission.rows.find_keys(gid):
+            if key in self._admission.channel:
+                self._on_failed(key, replace(failure, reason=f"{NO_BASELINE}{failure.reason}", is_final=True))
+        self._admission.retire(gid, TerminalEvent.FAILED)
+        if not self._num_measured and self._num_failed == self._groups_per_step:
+            self._cluster.fail(
+                InterlaceError(
+                    f"the greedy baselines of the first {self._num_failed} groups, a whole step, all failed, so there "
+                    f"is nothing to train on. The first failed by {brief(self._first_reason)}."
+                )
+            )

@@ -190,6 +190,7 @@ class PolicyRun:
             reward,
             self.admission,
             self._settings.sampling,
+            groups_per_step=self._sizes.prompts_per_step,
             on_failed=self._failed.note,
         )
 
@@ -294,6 +295,7 @@ class PolicyRun:
         ended, self._ended = self._ended, []
         metrics = self._meter.measure(batch, self.version, ended, len(self._channel)) | self._settings.counts()
         metrics |= failure_rates([entry.cause for entry in ended]) | self.redraws.metrics()
+        metrics |= self._baseline.metrics() if self._baseline else {}
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = self._observer is not None and not await self._observer.on_step(result)
@@ -309,7 +311,8 @@ class PolicyRun:
     @property
     def scoring(self) -> str:
         """Summary of scoring in this process so far, as text for users."""
-        return self._failed.describe(self.reward.num_scored)
+        baselines = self._baseline.describe() if self._baseline else ""
+        return self._failed.describe(self.reward.num_scored) + baselines
 
     def _on_failed(self, key: SampleKey, failure: SampleFailure) -> bool:
         """Draws the sample again and returns True, or records its failure."""

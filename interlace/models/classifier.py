@@ -1,6 +1,8 @@
 """Sequence classifiers with one output (the usual form of published reward models), loaded by the Auto classes."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
@@ -26,6 +28,16 @@ class LoadedClassifier:
     tokenizer: "PreTrainedTokenizerBase"
     context: int | None
     """Longest input, in tokens, by context_length. If None, no limit is known."""
+
+
+def holds_classifier(folder: Path) -> bool:
+    """Returns whether a folder contains a sequence classifier, as a checkpoint of a trained reward model does.
+
+    A folder without a configuration contains none.
+    """
+    config = folder / "config.json"
+    found = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return any(str(name).endswith(HEAD) for name in found.get("architectures") or ())
 
 
 def check_classifier(config: ModelConfig) -> None:

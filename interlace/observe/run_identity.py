@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.yaml_text import to_yaml
-from interlace.observe.secrets import read_settings
+from interlace.core.yaml_text import read_mapping, to_yaml
 
 if TYPE_CHECKING:
     from interlace.core.types import JSON
@@ -115,7 +114,7 @@ def check_changed_settings(
     run.
     """
     remedy = f"Delete {checkpoint} to resume from the one before."
-    written = dict(flatten(read_settings(checkpoint / SETTINGS_FILE, remedy)))
+    written = dict(flatten(read_mapping(checkpoint / SETTINGS_FILE, remedy=remedy)))
     present = dict(flatten(settings))
     planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
     lines, refused = [], False

@@ -10,7 +10,7 @@ from typing import Self
 
 from interlace.core.errors import UserError
 from interlace.core.processes import read_start
-from interlace.observe.run_folder import RunFolder, claim_name
+from interlace.observe.run_folder import RunFolder, claim_name, latest_name
 
 
 def is_supported() -> bool:
@@ -124,4 +124,14 @@ def open_run(root: Path, name: str | None, stem: str, *, overwrite: bool, held: 
     folder = RunFolder.create(root, name, overwrite=overwrite or replaced.has_no_files)
     if not is_locked:
         held.enter_context(RunLock(folder))
+    return folder
+
+
+def resume_run(root: Path, name: str | None, stem: str, *, held: ExitStack) -> RunFolder:
+    """Finds the folder of a run to continue, and keeps its lock in `held`, before the caller reads files in it.
+
+    name: if None, the newest run whose name was made from `stem`. Raises the errors of RunFolder.resume() and RunLock.
+    """
+    folder = RunFolder.resume(root, latest_name(root, stem) if name is None else name)
+    held.enter_context(RunLock(folder))
     return folder

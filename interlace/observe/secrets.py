@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from interlace.core.errors import UserError
-from interlace.core.yaml_text import parse_yaml, to_yaml
+from interlace.core.yaml_text import read_mapping, to_yaml
 from interlace.observe.atomic_file import write_atomic
 
 if TYPE_CHECKING:
@@ -75,20 +73,10 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
 def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
     """Returns the settings of a config.yaml, with MASK replaced by the values in secrets.yaml of the same folder."""
     path = config.with_name(SECRETS_FILE)
-    found = read_settings(path, "Delete it, and give the secrets as overrides.") if path.is_file() else {}
+    remedy = "Delete it, and give the secrets as overrides."
+    found = read_mapping(path, remedy=remedy) if path.is_file() else {}
     secrets = {name: value for name, value in found.items() if isinstance(value, str)}
     return _map_texts(settings, lambda text, path: secrets.get(".".join(path), MASK) if text == MASK else text)
-
-
-def read_settings(path: Path, remedy: str) -> Mapping[str, JSON]:
-    """Reads a mapping of YAML. Raises UserError that ends with the remedy if the file is damaged."""
-    try:
-        found = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {error}. {remedy}") from None
-    if not isinstance(found, Mapping):
-        raise UserError(f"{path} holds no settings. {remedy}")
-    return found
 
 
 def check_unmasked(settings: Mapping[str, JSON]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.hub import find_hub_fault
-from interlace.models.classifier import HEAD, load_classifier
+from interlace.models.classifier import HEAD, holds_classifier, load_classifier
 from interlace.models.config import ModelConfig, full_type_name
 from interlace.models.loading import HUB_ID, load_model, load_tokenizer, portable_name
 from interlace.observe.run_folder import RunFolder
@@ -67,7 +67,7 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
     with tempfile.TemporaryDirectory(dir=_find_parent(options.to)) as scratch:
         folder = Path(scratch) / "model"
         folder.mkdir()
-        export = _Export(run, recipe, checkpoint, options, _is_classifier(checkpoint))
+        export = _Export(run, recipe, checkpoint, options, holds_classifier(checkpoint))
         if options.merge:
             export.write_model(folder)
         else:
@@ -299,13 +299,6 @@ def _is_on_hub(recipe: Recipe) -> bool:
 
 def _base_model(run: RunFolder, recipe: Recipe) -> ModelConfig:
     return recipe.model if recipe.warmup is None else recipe.model.stored_in(find_warmup(run, recipe))
-
-
-def _is_classifier(folder: Path) -> bool:
-    """Returns whether a folder contains a reward model."""
-    config = folder / "config.json"
-    found = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    return any(str(name).endswith(HEAD) for name in found.get("architectures") or ())
 
 
 def _torch_dtype(name: str) -> "torch.dtype":

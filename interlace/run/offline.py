@@ -1,5 +1,6 @@
 """A run that trains on given rows: SFT, DPO, reward models."""
 
+from interlace.core.heap import frozen_heap
 from interlace.core.types import Metrics
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
@@ -8,7 +9,6 @@ from interlace.flows.offline_run import OfflineRows, OfflineRun
 from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.run.boundary import Boundary, StateLater
-from interlace.run.heap import frozen_heap
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.saving import Saver

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from interlace.core.errors import UserError
 from interlace.engines.train.checkpoint import OPTIMIZER_FOLDER
+from interlace.models.classifier import holds_classifier, load_classifier
 from interlace.models.loading import load_model
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.manifest import find_damage
@@ -45,9 +46,13 @@ def _restore_parts(path: Path, recipe: Recipe) -> Iterator[RestoredPart]:
     state = RunState.read(path)
     groups = f"{state.num_groups} groups admitted, {len(state.in_flight)} in flight"
     yield RestoredPart(what=f"{path.name}: state after step {state.done_steps}, {groups}")
-    model = load_model(recipe.model.stored_in(path)).model
+    stored, what = recipe.model.stored_in(path), "model"
+    if holds_classifier(path):
+        model, what = load_classifier(stored).model, "reward model"
+    else:
+        model = load_model(stored).model
     num_weights = sum(parameter.numel() for parameter in model.parameters())
-    yield RestoredPart(what=f"{path.name}: model of {num_weights:,} weights")
+    yield RestoredPart(what=f"{path.name}: {what} of {num_weights:,} weights")
     count, num_bad = _count_moments(path / OPTIMIZER_FOLDER)
     damage = f"{num_bad} of its tensors have values that are not finite" if num_bad else ""
     yield RestoredPart(what=f"{path.name}: optimizer of {count} tensors", damage=damage)

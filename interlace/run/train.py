@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from interlace.core.errors import RemoteError
+from interlace.core.heap import frozen_heap
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
@@ -30,7 +31,6 @@ from interlace.run.boundary import TrainJob
 from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
-from interlace.run.heap import frozen_heap
 from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
 from interlace.run.memory_checkpoints import MemoryCheckpoints

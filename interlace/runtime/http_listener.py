@@ -1,12 +1,24 @@
 """Listening socket of an HTTP server in this process's event loop, and the check of its keys. Runs on aiohttp."""
 
+import asyncio
+import errno
 import secrets
+import socket
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
+from interlace.core.sockets import detect_vanished_peer
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+
+IDLE_S = 30
+"""Seconds without a packet after which the system probes whether a client's machine exists. With Linux's default, a
+request of a client that vanished would keep its generation for two hours."""
+PROBE_EVERY_S = 10
+NUM_PROBES = 3
+"""Number of probes without an answer after which a connection is closed, which cancels its request."""
 
 
 class HttpListener:
@@ -22,9 +34,9 @@ class HttpListener:
         # A client that disconnects cancels its handler, which withdraws its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
         try:
-            await site.start()
+            for listening in await _open_sockets(host, port):
+                await web.SockSite(self._runner, listening).start()
         except OSError as error:
             await self._runner.cleanup()
             raise UserError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
@@ -35,6 +47,28 @@ class HttpListener:
         """Stops listening and ends the open connections. Later calls have no effect."""
         if self._runner:
             await self._runner.cleanup()
+
+
+async def _open_sockets(host: str, port: int) -> list[socket.socket]:
+    """Opens a listening socket for each address of the host that this machine has. Raises OSError if it has none."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    opened: list[socket.socket] = []
+    errors: list[OSError] = []
+    for family, *_, address in dict.fromkeys(found):
+        try:
+            opened.append(socket.create_server(address, family=family))
+        except OSError as error:
+            errors.append(error)
+    # A machine without IPv6 lacks the address ::1 of localhost.
+    serious = [error for error in errors if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)]
+    if serious or not opened:
+        for listening in opened:
+            listening.close()
+        raise (serious or errors)[0]
+    for listening in opened:
+        detect_vanished_peer(listening, idle_s=IDLE_S, probe_every_s=PROBE_EVERY_S, num_probes=NUM_PROBES)
+    return opened
 
 
 def is_same_key(given: str, key: str) -> bool:

@@ -43,9 +43,7 @@ def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]
     if spec == "auto":
         spec = "cuda" if any(machine.gpu_bytes for machine in machines) else "cpu"
     slots: list[DeviceSlot] = []
-    for part in spec.split(","):
-        seen = [slot.device.pool for slot in slots]
-        pool, count = _read_part(part.strip(), spec, seen)
+    for pool, count in read_counts(spec).items():
         found = _find_cores(count, machines) if pool == "cpu" else _find_gpus(count, machines, spec)
         for pool_index, (machine, local_index, memory_bytes) in enumerate(found):
             device = Device(index=len(slots), pool=pool, pool_index=pool_index, memory_bytes=memory_bytes)
@@ -53,15 +51,26 @@ def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]
     return tuple(slots)
 
 
-def _read_part(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
-    match = _POOL.fullmatch(part)
-    if match is None or match["count"] == "0" or match["pool"] in seen:
-        raise UserError(f"cluster.devices = {spec!r}: write auto, or each kind once with a count, such as cpu:2.")
-    if match["pool"] not in ("cpu", "cuda"):
-        hint = " Did you mean 'cuda'?" if match["pool"] in ("gpu", "gpus", "nvidia") else ""
-        hint = hint or nearest(match["pool"], ["cpu", "cuda"])
-        raise UserError(f"cluster.devices = {spec!r}: unknown kind {match['pool']!r}.{hint}")
-    return match["pool"], int(match["count"]) if match["count"] else None
+def read_counts(spec: str) -> dict[str, int | None]:
+    """Reads counts by kind, such as `cuda:1,cpu:4`. A kind without a count has None. Raises UserError."""
+    counts: dict[str, int | None] = {}
+    for part in spec.split(","):
+        match = _POOL.fullmatch(part.strip())
+        if match is None or match["pool"] in counts:
+            raise UserError(f"cluster.devices = {spec!r}: write auto, or each kind once with a count, such as cpu:2.")
+        pool = match["pool"]
+        if pool not in ("cpu", "cuda"):
+            hint = " Did you mean 'cuda'?" if pool in ("gpu", "gpus", "nvidia") else ""
+            raise UserError(
+                f"cluster.devices = {spec!r}: unknown kind {pool!r}.{hint or nearest(pool, ['cpu', 'cuda'])}"
+            )
+        counts[pool] = int(match["count"]) if match["count"] else None
+        if counts[pool] == 0:
+            raise UserError(
+                f"cluster.devices = {spec!r} requests no device of the kind {pool!r}, and a run needs one device or "
+                f"more. Write {pool}:1 or a larger count, {pool} for all devices of the kind, or auto."
+            )
+    return counts
 
 
 def _find_cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, int, int]]:

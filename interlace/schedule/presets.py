@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles
 from interlace.schedule.schedule import Schedule
 
@@ -15,9 +14,7 @@ preset_names, preset_path = _PRESETS.names, _PRESETS.path
 
 def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Schedule:
     """Returns a preset with some fields changed. Nested mappings of one kind are merged. Errors name the key."""
-    data = _PRESETS.read(name) or {}
-    if not isinstance(data, dict):
-        raise UserError(f"schedule {name!r} holds a {type(data).__name__}, not fields of a schedule.")
+    data = _PRESETS.read(name, may_be_empty=True)
     where = f"schedule {name}"
     # Expanded before merging: a change to one part of `granularity: sample` must keep the other parts at `sample`.
     preset = Schedule.parse(data, where=where).model_dump()

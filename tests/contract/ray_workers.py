@@ -1,10 +1,12 @@
 """Workers with behaviour that only separate processes have."""
 
+import gc
 import os
 import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -62,6 +64,18 @@ class Resident(Worker):
     @operation(on_device=False, concurrent=True)
     def nudge(self) -> None:
         raise ValueError("nudged too hard")
+
+
+class HeapCounter(Worker):
+    """Counts the objects that the garbage collector of its process leaves out."""
+
+    @operation(on_device=False, collect="all")
+    def count_frozen(self, folder: str) -> int:
+        self._file = Path(folder) / str(self.context.rank)
+        return gc.get_freeze_count()
+
+    def close(self) -> None:
+        self._file.write_text(str(gc.get_freeze_count()))
 
 
 class PidTracer:

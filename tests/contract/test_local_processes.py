@@ -25,7 +25,7 @@ from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
 from tests.contract.clusters import run_local, two_devices
-from tests.contract.ray_workers import Engine, Mate, PidTracer, Resident, Trainer
+from tests.contract.ray_workers import Engine, HeapCounter, Mate, PidTracer, Resident, Trainer
 
 
 def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
@@ -39,6 +39,16 @@ async def launch(cluster: Cluster, worker: Callable[[WorkerContext], Worker], ra
             name="actor", factory=worker, worker_class=worker_class, devices=cluster.devices[:ranks], num_ranks=ranks
         )
     )
+
+
+def test_the_garbage_collector_leaves_out_what_a_worker_was_made_of(tmp_path: Path) -> None:
+    async def body(cluster: Cluster) -> list[int]:
+        group = await launch(cluster, HeapCounter)
+        found: list[int] = await group.count_frozen(str(tmp_path))
+        return found
+
+    assert min(run(body)) > 1000
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["0", "0"], "it is closed with the whole heap"
 
 
 def is_gone(process: int) -> bool:

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from interlace.core.errors import RemoteError
+from interlace.core.errors import InterlaceError, RemoteError
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.mail import FolderDirectory, Mailbox
@@ -74,6 +76,50 @@ def test_ranks_of_one_and_of_several_groups_write_to_each_other(kind: str, reque
             await alone.read("pair.9", 0.1)
 
     CLUSTERS[kind](body, Schedule(), 100)
+
+
+class Unreadable:
+    """An object whose class does not exist at the receiver."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return import_module, ("no_such_module",)
+
+
+def open_boxes(folder: Path) -> tuple[Mailbox, Mailbox]:
+    """Opens the mailboxes of two ranks that count as processes, so that messages are pickled."""
+    found = Mailbox("a.0", FolderDirectory(folder)), Mailbox("b.0", FolderDirectory(folder))
+    for file in (folder / "a.0", folder / "b.0"):
+        host, port, secret, _, has_memory = json.loads(file.read_text())
+        file.write_text(json.dumps([host, port, secret, -1, has_memory]))
+    return found
+
+
+def test_a_message_that_cannot_be_read_fails_the_calls_that_receive_from_its_sender(tmp_path: Path) -> None:
+    box, other = open_boxes(tmp_path)
+    third = Mailbox("c.0", FolderDirectory(tmp_path))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(box.recv, "b.0", "late", 60.0)
+        other.send("a.0", 1, "", 5.0)
+        other.send("a.0", Unreadable(), "", 5.0)
+        cause = r"a\.0: a message from b\.0 cannot be read here \(ModuleNotFoundError: .*no_such_module"
+        with pytest.raises(InterlaceError, match=cause):
+            waiting.result(30)
+    assert box.recv("b.0", "", 5.0) == 1  # it was sent before
+    for tag in ("", "later"):
+        with pytest.raises(InterlaceError, match=cause):
+            box.recv("b.0", tag, 60.0)
+    third.send("a.0", 2, "", 5.0)
+    assert box.recv("c.0", "", 5.0) == 2
+    for each in (box, other, third):
+        each.close()
+
+
+def test_a_rank_that_is_gone_is_named(tmp_path: Path) -> None:
+    box, other = open_boxes(tmp_path)
+    box.close()
+    with pytest.raises(InterlaceError, match=r"b\.0: a\.0 is gone, and a message to it was lost"):
+        other.send("a.0", 1, "", 5.0)
+    other.close()
 
 
 def test_what_a_stranger_sends_is_not_read(tmp_path: Path) -> None:

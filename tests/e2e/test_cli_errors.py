@@ -113,7 +113,7 @@ def test_bad_input_is_refused(folder: Path, train: Train, args: Sequence[str], s
         (["simulate", "--timeline", "no/t.json"], ["--timeline no/t.json: there is no folder no"]),
         (["simulate", "--timeline", "."], ["--timeline . is a folder"]),
         (["simulate", "--timeline", "/proc/t.json"], ["--timeline /proc/t.json"]),  # no file can be made there
-        (["simulate", "--profile", "bytes.json"], ["profile 'bytes.json' is neither JSON nor YAML"]),
+        (["simulate", "--profile", "bytes.json"], ["profile 'bytes.json' (bytes.json) is not JSON"]),
         (["compare", "--cluster", "sim", "--schedules", "areal", "--steps", "0"], ["steps = 0: it must be 1 or more"]),
         (["compare", "--cluster", "sim", "--schedules", "areal", "minibatches=4"], ["cannot be cut into"]),
         (["compare", "--cluster", "local", "--schedules", "areal"], ["--profile are of a virtual cluster"]),

@@ -22,6 +22,7 @@ from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.offline_encoder import encode_rows
 from interlace.run.recipe.prompts import recipe_prompts
+from interlace.run.restore_test import restore_checkpoints
 from tests.support.tokenizers import lower_casing_tokenizer, merging_tokenizer
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, shared_cache
 
@@ -94,6 +95,11 @@ def test_the_folder_of_a_reward_model_is_the_reward_of_another_run(tmp_path: Pat
     assert after < before
     folder = tmp_path / "scores" / "checkpoints" / "step_6"
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
+    run = RunFolder(path=tmp_path / "scores")
+    restored = list(restore_checkpoints(run, load_recipe(str(run.config))))
+    assert any("step_6: reward model of" in part.what for part in restored) and not any(
+        part.damage for part in restored
+    )
     judged = ["reward.name=model", f"reward.model={folder}", "reward.tag=null", "reward.answer_format=text"]
     steps = ["steps=1", "prompts_per_step=4", "samples_per_prompt=2", "warmup=null", *judged]
     run_recipe("quickstart", tmp_path, "judged", small(*steps))

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
-from interlace.core.yaml_text import parse_yaml
+from interlace.core.yaml_text import read_mapping
 
 FOLDER = Path(__file__).parent / "markets"
 DAY_S = 86_400.0
@@ -46,10 +45,4 @@ def load_market(spec: str) -> Market:
             "YAML file with the same keys."
         )
     path = Path(spec) if is_file else FOLDER / f"{spec}.yaml"
-    try:
-        data = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"market {spec!r}: cannot read {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise UserError(f"market {spec!r}: {path} holds no settings.")
-    return Market.parse(data, where=f"market {spec}")
+    return Market.parse(read_mapping(path, f"market {spec!r}"), where=f"market {spec}")

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from interlace.core.errors import UserError, nearest
-from interlace.core.yaml_text import parse_yaml
+from interlace.core.yaml_text import parse_yaml, read_mapping
 from interlace.forecast.profile.types import Profile
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -49,12 +47,4 @@ def load_profile(spec: str | None) -> Profile:
     if path.parent == FOLDER and spec not in profile_names():
         measure = " Measure one with `interlace profile RECIPE`, and give the path of its file."
         raise UserError(f"unknown profile {spec!r}.{nearest(spec, profile_names())}{measure}")
-    try:
-        data = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"profile {spec!r}: cannot read {path}: {error.strerror}.") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"profile {spec!r} is neither JSON nor YAML: {error}") from error
-    if not isinstance(data, dict):
-        raise UserError(f"profile {spec!r}: {path} holds no settings.")
-    return Profile.parse(data, where=f"profile {spec}")
+    return Profile.parse(read_mapping(path, f"profile {spec!r}"), where=f"profile {spec}")

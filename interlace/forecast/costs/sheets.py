@@ -7,7 +7,7 @@ from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
-from interlace.core.yaml_text import parse_yaml
+from interlace.core.yaml_text import read_mapping
 
 FOLDER = Path(__file__).parent / "devices"
 _CLUSTER = re.compile(r"(\d+)x([a-z]\w*)(?:-(\d+)gb)?", re.IGNORECASE)
@@ -44,8 +44,7 @@ def load_sheet(kind: str) -> DataSheet:
             f"no data sheet of the device {kind!r} is known.{nearest(kind, device_names())} For others, measure a "
             "profile on the device and give --profile."
         )
-    data = parse_yaml((FOLDER / f"{kind}.yaml").read_text(encoding="utf-8"))
-    return DataSheet.parse(data, where=f"device {kind}")
+    return DataSheet.parse(read_mapping(FOLDER / f"{kind}.yaml", f"device {kind!r}"), where=f"device {kind}")
 
 
 def parse_cluster(text: str) -> tuple[int, str] | None:

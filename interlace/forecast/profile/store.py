@@ -6,6 +6,7 @@ from pathlib import Path
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.version import VERSION
+from interlace.core.yaml_text import read_mapping
 from interlace.forecast.profile.profile import device_name, profile_recipe
 from interlace.forecast.profile.types import Profile
 from interlace.observe.atomic_file import write_atomic
@@ -32,7 +33,7 @@ def profile_of(recipe: Recipe, progress: ProgressView) -> Profile:
     """Returns the recipe's profile on this machine. If none is stored, measures and stores one."""
     path = profile_file(recipe)
     if path.exists():
-        return Profile.parse(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+        return Profile.parse(read_mapping(path, remedy="Delete it to measure it again."), where=str(path))
     progress.say(f"measuring what the workers cost here, once; kept as {path}")
     measured = profile_recipe(recipe, progress, source="measured for a plan", budget_s=BUDGET_S)
     keep_profile(recipe, measured)

@@ -13,6 +13,8 @@ from interlace.observe.loggers.base import LoggedSample, RunInfo, make_plain_nam
 
 RUN_TAG = "interlace.run"
 """Tag with the id of the run, by which a resumed run finds its MLflow run."""
+RUNNING = "RUNNING"
+"""MLflow's status of a run that has not ended."""
 MOST_METRICS = 1000
 """Most metrics in one request of MLflow's API."""
 
@@ -20,6 +22,9 @@ MOST_METRICS = 1000
 class Logger:
     """Logger to a run of an MLflow experiment. It has a separate client, because the module's functions keep global
     state.
+
+    A resumed run continues the same MLflow run. MLflow deletes no values, so each step that the run repeats has two in
+    the metric's history; the later one has the later timestamp.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -29,7 +34,10 @@ class Logger:
             project = info.project_or("MLFLOW_EXPERIMENT_NAME")
             found = self._client.get_experiment_by_name(project)
             experiment_id = str(found.experiment_id if found else self._client.create_experiment(project))
-            self._run_id = self._find_run(experiment_id, info) or self._create_run(experiment_id, info)
+            found_run = self._find_run(experiment_id, info)
+            self._run_id = found_run or self._create_run(experiment_id, info)
+            if found_run:
+                self._client.update_run(found_run, status=RUNNING)  # it ended with the process that it resumes
             self._client.log_dict(self._run_id, dict(info.config), "config.json")
         except Exception as error:
             raise UserError(

@@ -12,7 +12,11 @@ ID_LETTERS = 8
 
 
 class Logger:
-    """Logger to a run of a Trackio project."""
+    """Logger to a run of a Trackio project.
+
+    A resumed run continues the same Trackio run. Steps that it repeats have two values there: Trackio (0.43) deletes
+    whole runs, but no steps of a run.
+    """
 
     def __init__(self, info: RunInfo) -> None:
         self._run = trackio.init(

@@ -52,7 +52,8 @@ def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> V
     UserError for an unknown name or setting, a missing library, or environments that do not fit into memory.
     """
     kind, parsed = find_family(family, settings)
-    check_memory(EnvConfig.parse({"family": family, "settings": dict(settings), "num_envs": num_envs}))
+    config = EnvConfig.parse({"family": family, "settings": dict(settings), "num_envs": num_envs})
+    _check_memory(config, kind, parsed)
     if issubclass(kind, Simulator):
         return SimulatedEnvs(kind, parsed, num_envs)
     if issubclass(kind, BatchSimulator):
@@ -81,20 +82,18 @@ def find_family(
 
 def simulators_bytes(config: EnvConfig) -> int:
     """Returns the approximate memory of a configuration's simulators; 0 if their family states none."""
-    kind, settings = find_family(config.family, config.settings)
-    if not issubclass(kind, TaskSimulator):
-        return 0
-    if issubclass(kind, BatchSimulator):  # a batch counts once for each environment
-        return len(settings.tasks) * config.num_envs * kind.memory_bytes
-    return (len(settings.tasks) * config.workers if _swaps(kind) else config.num_envs) * kind.memory_bytes
+    return _estimate_bytes(config, *find_family(config.family, config.settings))
 
 
 def check_memory(config: EnvConfig) -> None:
     """Raises UserError if the simulators of all processes do not fit into the free memory."""
-    needed, there = simulators_bytes(config), available_bytes()
+    _check_memory(config, *find_family(config.family, config.settings))
+
+
+def _check_memory(config: EnvConfig, kind: type[TaskSimulator] | type[VectorEnv], settings: EnvSettings) -> None:
+    needed, there = _estimate_bytes(config, kind, settings), available_bytes()
     if needed <= there:
         return
-    kind, settings = find_family(config.family, config.settings)
     assert issubclass(kind, TaskSimulator)  # others state no memory
     fits = max(1, there // kind.memory_bytes)
     less = f"env.num_envs to {fits} or less"
@@ -104,6 +103,14 @@ def check_memory(config: EnvConfig) -> None:
         f"{config.num_envs} environments of {config.family!r} in {config.workers} processes take about "
         f"{needed >> 20} MiB, and {there >> 20} MiB are free; set {less}"
     )
+
+
+def _estimate_bytes(config: EnvConfig, kind: type[TaskSimulator] | type[VectorEnv], settings: EnvSettings) -> int:
+    if not issubclass(kind, TaskSimulator):
+        return 0
+    if issubclass(kind, BatchSimulator):  # a batch counts once for each environment
+        return len(settings.tasks) * config.num_envs * kind.memory_bytes
+    return (len(settings.tasks) * config.workers if _swaps(kind) else config.num_envs) * kind.memory_bytes
 
 
 def _swaps(kind: type[TaskSimulator]) -> bool:

@@ -54,10 +54,7 @@ def read_overrides(overrides: Sequence[str]) -> Mapping[str, object]:
 
 def read_settings(spec: str) -> dict[str, JSON]:
     """Returns the settings in the file of a recipe, with the secrets of a config.yaml. Raises UserError."""
-    data = _RECIPES.read(spec)
-    if not isinstance(data, dict):
-        raise UserError(f"recipe {spec!r} contains no settings: write one `key: value` on each line.")
-    return restore_secrets(data, _RECIPES.path(spec))
+    return restore_secrets(_RECIPES.read(spec), _RECIPES.path(spec))
 
 
 def check_data_files(recipe: Recipe, spec: str) -> None:

@@ -16,6 +16,7 @@ from interlace.engines.train.config import OptimizerConfig
 from interlace.models.config import ModelConfig, by_path
 from interlace.robots.experts import ExpertConfig
 from interlace.run import clusters
+from interlace.runtime.machine import read_counts
 
 _ADDRESS = re.compile(r"(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
@@ -58,6 +59,8 @@ class ClusterConfig(Config):
             hint = nearest(self.backend, builtin_names(clusters))
             virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
             raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
+        if ":" not in self.backend and self.devices != "auto":
+            read_counts(self.devices)  # refused here, before the back end joins or starts a cluster
         address = self.address
         if address is not None and address not in ("auto", "local") and not _ADDRESS.fullmatch(address):
             raise UserError(

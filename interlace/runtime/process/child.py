@@ -106,10 +106,14 @@ class LoopServer(ABC):
         """Reports, on a separate thread, that the loop is blocked. task: the running task. line: its current line."""
 
     def _take(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
                 self._loop.call_soon_threadsafe(self._heard, *receive(self._connection))
-        os._exit(0)
+        except (EOFError, OSError):  # the run hung up
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - this process would stay otherwise, and its jobs would get no answer
+            traceback.print_exc()
+            os._exit(1)
 
     def _beat(self) -> None:
         self._beat_s = time.monotonic()

@@ -150,6 +150,10 @@ class Assembler:
         else:
             self._fill_space(count)
         self.space = self._part if len(self._part) >= len(self._stage) else self._stage
+        return self.take_whole()
+
+    def take_whole(self) -> list[Call | Reply]:
+        """Returns the complete messages before the one that received() could not read."""
         whole, self._whole = self._whole, []
         return whole
 

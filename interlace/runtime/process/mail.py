@@ -12,6 +12,7 @@ import queue
 import secrets
 import shutil
 import socket
+import struct
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 from interlace.core.errors import InterlaceError
 from interlace.core.payload import PayloadStore
+from interlace.core.sockets import receive_exactly
 from interlace.runtime.process.frames import Assembler, Call, encode
 from interlace.runtime.process.shared import SharedArrays, write_all
 
@@ -28,6 +30,9 @@ _CHUNK = 1 << 20
 _LOOK_EVERY_S = 0.01
 """Seconds between two lookups of a mailbox that does not exist yet."""
 GREET_WITHIN_S = 10.0
+_SIZE = struct.Struct("<I")
+_FAILED = object()
+"""Wakes a call that receives from a sender whose message cannot be read."""
 
 
 class Directory(Protocol):
@@ -101,6 +106,10 @@ class Mailbox:
         shared = directory.shared
         self._shared = SharedArrays(shared, passes_on=False) if shared and shared.is_dir() else None
         self._queues: defaultdict[tuple[str, str], queue.SimpleQueue[Any]] = defaultdict(queue.SimpleQueue)
+        self._failures: dict[str, str] = {}
+        """Sender -> the reason why none of its further messages is received."""
+        self._refusal = ""
+        """Reason why no further sender can connect; empty while they can."""
         self._calls: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._listener = socket.create_server((directory.host, 0))
@@ -116,20 +125,31 @@ class Mailbox:
         InterlaceError if the rank does not exist or is gone.
         """
         with self._lock:
-            line = self._find_line(to, patience_s)
             try:
+                line = self._find_line(to, patience_s)
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
-                del self._calls[to]
+                self._calls.pop(to, None)
                 raise InterlaceError(f"{self.name}: {to} is gone, and a message to it was lost ({error}).") from error
 
     def recv(self, source: str, tag: str, patience_s: float) -> Any:
-        """Waits for the next value from a sender. Raises InterlaceError if none arrives in time."""
+        """Waits for the next value from a sender.
+
+        Raises InterlaceError if none arrives in time, or if a message of the sender cannot be read.
+        """
+        arrived = self._queues[source, tag]  # before the look at the failures: a later failure wakes this queue
         try:
-            return self._queues[source, tag].get(timeout=patience_s)
+            value = arrived.get(timeout=0 if source in self._failures else patience_s)
         except queue.Empty:
-            what = f" tagged {tag!r}" if tag else ""
-            raise InterlaceError(f"{self.name}: no message{what} came from {source} within {patience_s:g} s.") from None
+            value = _FAILED
+        if value is not _FAILED:
+            return value
+        if source in self._failures:
+            raise InterlaceError(self._failures[source])
+        what = f" tagged {tag!r}" if tag else ""
+        raise InterlaceError(
+            f"{self.name}: no message{what} came from {source} within {patience_s:g} s.{self._refusal}"
+        )
 
     def close(self) -> None:
         Mailbox._here.pop((self._secret, self.name), None)
@@ -155,32 +175,54 @@ class Mailbox:
         neighbour = Mailbox._here.get((secret, to)) if process == os.getpid() else None
         if neighbour:
             return _Neighbour(neighbour)
-        return _Line(host, port, secret, self._shared if has_memory else None)
+        return _Line(host, port, _greet(secret, self.name), self._shared if has_memory else None)
 
     def _accept_senders(self) -> None:
-        with contextlib.suppress(OSError):  # the listener was closed
+        try:
             while True:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._receive_messages, args=(connection,), name="mail", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # the listener was closed, or the process has no more handles, threads
+            self._refusal = f" Its mailbox accepts no new sender ({type(error).__name__}: {error})."
 
     def _receive_messages(self, connection: socket.socket) -> None:
         """Receives one sender's messages until it hangs up. No bytes of a caller without the secret are unpickled."""
-        with connection, contextlib.suppress(OSError):
+        with connection, contextlib.suppress(OSError, EOFError):
             connection.settimeout(GREET_WITHIN_S)
-            given = b""
-            while len(given) < 2 * _SECRET_BYTES and (more := connection.recv(2 * _SECRET_BYTES - len(given))):
-                given += more
-            if not hmac.compare_digest(given, self._secret.encode()):
+            if not hmac.compare_digest(receive_exactly(connection, 2 * _SECRET_BYTES), self._secret.encode()):
                 return
+            (size,) = _SIZE.unpack(receive_exactly(connection, _SIZE.size))
+            source = receive_exactly(connection, size).decode()
             connection.settimeout(None)
-            self._take_in(connection)
+            self._take_in(connection, source)
 
-    def _take_in(self, connection: socket.socket) -> None:
+    def _take_in(self, connection: socket.socket, source: str) -> None:
         assembler = Assembler(self._shared)
-        while count := connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
-            for message in assembler.received(count):
+        while source not in self._failures:
+            count = connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK))
+            if not count:
+                return
+            failure: BaseException | None = None
+            try:
+                messages = assembler.received(count)
+            except BaseException as error:  # noqa: BLE001 - the calls that receive from this sender raise it
+                messages, failure = assembler.take_whole(), error
+            for message in messages:
                 if isinstance(message, Call):
                     self.put(message)
+            if failure is not None:
+                self._fail_sender(source, failure)
+
+    def _fail_sender(self, source: str, error: BaseException) -> None:
+        """Fails all present and later calls that receive from a sender."""
+        self._failures[source] = (
+            f"{self.name}: a message from {source} cannot be read here ({type(error).__name__}: {error}), and no later "
+            "message from it is received. Send plain values, arrays, tensors, or objects of modules that both ranks "
+            "import."
+        )
+        for (sender, _), arrived in list(self._queues.items()):
+            if sender == source:
+                arrived.put(_FAILED)
 
     def put(self, message: Call) -> None:
         source, value = message.args
@@ -190,11 +232,11 @@ class Mailbox:
 class _Line:
     """A connection to another process's mailbox."""
 
-    def __init__(self, host: str, port: int, secret: str, shared: SharedArrays | None) -> None:
+    def __init__(self, host: str, port: int, greeting: bytes, shared: SharedArrays | None) -> None:
         self._shared = shared
         self._connection = socket.create_connection((host, port))
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection.sendall(secret.encode())
+        self._connection.sendall(greeting)
 
     def send(self, message: Call) -> None:
         """Writes a message. Raises OSError if the other end is gone."""
@@ -216,6 +258,12 @@ class _Neighbour(_Line):
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def _greet(secret: str, name: str) -> bytes:
+    """Returns the first bytes of a connection: the secret, and the sender's name after its size."""
+    encoded = name.encode()
+    return secret.encode() + _SIZE.pack(len(encoded)) + encoded
 
 
 _boxes: dict[tuple[str, str], Mailbox] = {}

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from interlace.core.errors import InterlaceError, RemoteError, WorkerAbsentError, WorkerDiedError
+from interlace.core.sockets import detect_vanished_peer
 from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import Call, Reply
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
@@ -160,10 +161,8 @@ class RayRank(ProcessRank):
 
 def _tune_socket(connection: socket.socket) -> None:
     """Sends small messages at once, and detects a vanished peer (a node that lost power) in seconds."""
-    for option, value in [("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)]:
-        if hasattr(socket, option):  # not every platform has all of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    detect_vanished_peer(connection, idle_s=5, probe_every_s=2, num_probes=3)
 
 
 def _retrieve_exception(future: "asyncio.Future[Any]") -> None:

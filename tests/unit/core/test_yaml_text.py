@@ -1,13 +1,19 @@
 """Untrusted YAML that would exhaust time, memory or the screen is refused with its position."""
 
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.yaml_text import parse_yaml, to_json_text
+from interlace.core.errors import UserError
+from interlace.core.yaml_text import parse_yaml, read_mapping, to_json_text
+from interlace.forecast.costs.markets import load_market
+from interlace.forecast.costs.profiles import load_profile
+from interlace.run.recipe.load import load_recipe
+from interlace.schedule.presets import load_schedule
 
 
 def laughs(levels: int) -> str:
@@ -47,6 +53,40 @@ def test_aliases_and_long_lists_are_read() -> None:
     assert parse_yaml("a: &a {x: 1}\nb: *a") == {"a": {"x": 1}, "b": {"x": 1}}
     assert parse_yaml(laughs(3))["a2"][8][8] == ["x"] * 9
     assert len(parse_yaml(f"a: [{'1, ' * 20000}]")["a"]) == 20000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"market 'x' \(.*x.yaml\) cannot be read: No such file or directory. Give another one.$"),
+        (b"\x80", r"market 'x' \(.*x.yaml\) is not YAML: .*\nGive another one.$"),
+        (b"- 1", r"market 'x' \(.*x.yaml\) contains no settings: it is a list. Give another one.$"),
+        (b"", r"market 'x' \(.*x.yaml\) contains no settings: it is empty. Give another one.$"),
+    ],
+)
+def test_a_file_without_a_mapping_is_refused_by_its_name(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "x.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_mapping(path, "market 'x'", remedy="Give another one.")
+
+
+def test_every_reader_of_settings_refuses_a_damaged_file_in_the_same_words(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("- 1")
+    messages = set()
+    for kind, load in (
+        ("recipe", load_recipe),
+        ("schedule", load_schedule),
+        ("profile", load_profile),
+        ("market", load_market),
+    ):
+        with pytest.raises(UserError) as raised:
+            load(str(path))
+        messages.add(str(raised.value).replace(kind, "KIND", 1))
+    expected = f"KIND {str(path)!r} ({path}) contains no settings: it is a list. Write one `key: value` on each line."
+    assert messages == {expected}
 
 
 @given(st.text(st.characters(codec=None), max_size=20))

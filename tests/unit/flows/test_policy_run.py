@@ -1,6 +1,6 @@
 """The policy flow keeps its promises for every step, on the virtual clock."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +9,14 @@ import pytest
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError, UserError
-from interlace.core.types import NO_GROUP, Prompt, Request, Sample, SampleKey, SamplingParams, TerminalEvent
-from interlace.flows.baseline import GreedyBaseline
+from interlace.core.types import (
+    NO_GROUP,
+    Prompt,
+    Request,
+    SampleKey,
+    SamplingParams,
+    TerminalEvent,
+)
 from interlace.flows.failed_samples import FailedSamples
 from interlace.forecast.costs.workers import zeros
 from interlace.forecast.virtual import SimulatedRole
@@ -124,30 +130,6 @@ def test_failed_samples_leave_their_group_while_two_remain() -> None:
 def test_the_end_of_the_data_ends_the_run_with_a_short_batch() -> None:
     record = simulate(Schedule(), replace(WORK, num_prompts=10))
     assert [len(step) for step in record.trained] == [4, 4, 2]
-
-
-def test_a_greedy_baseline_is_measured_for_each_group() -> None:
-    record = simulate(Schedule(), replace(WORK, needs=Needs(greedy_baseline=True)))
-    assert [len(step) for step in record.trained] == [4] * 5
-
-
-def test_no_greedy_baseline_of_a_dropped_group_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    admitted, held = GreedyBaseline.admitted, [0]
-
-    def counted(self: GreedyBaseline, wave: Sequence[Sample]) -> None:
-        admitted(self, wave)
-        held.append(len(self._rewards) - len(self._admission.live_gids()))
-
-    monkeypatch.setattr(GreedyBaseline, "admitted", counted)
-    simulate(Schedule(), replace(WORK, costs=Costs(filter_share=0.5), needs=Needs(greedy_baseline=True), num_steps=9))
-    assert max(held) == 0
-
-
-def test_every_failed_sample_says_why_also_where_its_greedy_baseline_failed() -> None:
-    costs = Costs(fail_share=0.3)
-    record = simulate(Schedule(), replace(WORK, costs=costs, needs=Needs(greedy_baseline=True)))
-    reasons = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
-    assert reasons == {"a simulated failure", "its greedy baseline: a simulated failure"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_lock import RunLock, is_supported, open_run
+from interlace.observe.run_lock import RunLock, is_supported, open_run, resume_run
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="this system has no file locks")
 
@@ -52,6 +52,16 @@ def test_of_processes_that_start_at_once_one_holds_the_run(folder: RunFolder) ->
     refused = [answer for answer in answers if isinstance(answer, str)]
     assert len(holders) == 1 and len(refused) == 2
     assert all("'run' is being trained by" in text and "--name" in text for text in refused)
+
+
+def test_a_run_that_is_resumed_is_held_until_the_end(folder: RunFolder, tmp_path: Path) -> None:
+    folder.config.touch()
+    with ExitStack() as held:
+        assert resume_run(tmp_path, "run", "", held=held).path == folder.path
+        with pytest.raises(UserError, match="'run' is being trained by"):
+            RunLock(folder).__enter__()
+    with RunLock(folder):
+        pass
 
 
 def test_who_holds_it_is_named(folder: RunFolder) -> None:

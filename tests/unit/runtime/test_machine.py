@@ -37,7 +37,9 @@ def test_kinds_mix_and_indices_go_on() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("cpu:0", "write auto, or each kind once"),
+        ("cpu:0", "'cpu:0' requests no device of the kind 'cpu'.* Write cpu:1 or a larger count"),
+        ("cpu:00", "'cpu:00' requests no device of the kind 'cpu'"),
+        ("cpu:1,cuda:000", "requests no device of the kind 'cuda'"),
         ("cpu:1,cpu:1", "write auto, or each kind once"),
         ("2", "write auto, or each kind once"),
         ("gpu:1", "unknown kind 'gpu'"),

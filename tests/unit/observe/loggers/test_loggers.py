@@ -206,6 +206,23 @@ def test_mlflow_receives_all_metrics_in_a_database(tmp_path: Path, monkeypatch: 
     assert len(runs[0].data.metrics) == 84
 
 
+def test_a_resumed_run_is_running_at_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is in no extra: pip install mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    client = mlflow.MlflowClient()
+
+    def read_status() -> str:
+        (run,) = client.search_runs([client.get_experiment_by_name("interlace").experiment_id])
+        return str(run.info.status)
+
+    assert log_a_run(run_info(tmp_path, "a" * 32), "mlflow") == []
+    assert read_status() == "FINISHED"
+    with open_loggers(run_info(tmp_path, "a" * 32, resumed_at=1), ["mlflow"]):
+        assert read_status() == "RUNNING"
+    assert read_status() == "FINISHED"
+
+
 def test_a_file_store_of_mlflow_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is in no extra: pip install mlflow")
     monkeypatch.chdir(tmp_path)

@@ -64,6 +64,26 @@ def test_more_environments_than_memory_are_refused(monkeypatch: pytest.MonkeyPat
         check_memory(EnvConfig(family=WALK, settings={"tasks": ["left", "right"]}, num_envs=64, workers=3))
 
 
+def test_settings_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.contract.envs import Walk
+
+    read: list[object] = []
+
+    class Counted(Walk.Settings):
+        def model_post_init(self, context: object) -> None:
+            super().model_post_init(context)
+            read.append(self)
+
+    monkeypatch.setattr(Walk, "Settings", Counted)
+    monkeypatch.setattr(Walk, "memory_bytes", 100 << 20)
+    monkeypatch.setattr(load, "available_bytes", lambda: 450 << 20)
+    with pytest.raises(UserError, match=r"set env.num_envs to 4 or less"):
+        check_memory(EnvConfig(family=WALK, settings={"tasks": ["left"]}, num_envs=5))
+    assert len(read) == 1
+    create_envs(WALK, {"tasks": ["left"]}, 4).close()
+    assert len(read) == 2
+
+
 def test_a_chunk_before_the_reset_is_refused() -> None:
     with pytest.raises(UserError, match="not reset"):
         walkers().chunk_step([[[1.0]]], slots=[0])

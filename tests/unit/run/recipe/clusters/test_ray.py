@@ -30,6 +30,11 @@ def test_devices_are_known_before_anything_is_started() -> None:
     assert ray.is_initialized() == was_initialized
 
 
+def test_a_count_of_zero_is_refused_before_ray_is_joined() -> None:
+    with pytest.raises(UserError, match="'cpu:00' requests no device of the kind 'cpu'"):
+        ClusterConfig(backend="ray", address="auto", devices="cpu:00")
+
+
 def test_an_address_without_ray_is_refused() -> None:
     config = ClusterConfig(address="auto")
     with pytest.raises(UserError, match="Set cluster=ray"):
