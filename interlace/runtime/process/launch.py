@@ -53,7 +53,7 @@ class ForkServers:
 
         follows_environment: True if a start after a change of os.environ uses a new server, which has the change.
         """
-        self._preload = [*preload]
+        self._preload = [*preload, "interlace.runtime.process.freeze"]
         self._follows_environment = follows_environment
         self._environment: dict[str, str] = {}
         """Variables of the server."""

@@ -1,5 +1,6 @@
 """Processes start without the user's script, with the current folder, and despite a stopped fork server."""
 
+import gc
 import os
 import signal
 import socket
@@ -156,6 +157,18 @@ def _call_module() -> None:
 
 def _send_modules(connection: socket.socket) -> None:
     connection.sendall(str([name for name in ("colorsys", "wave") if name in sys.modules]).encode())
+
+
+def _send_frozen(connection: socket.socket) -> None:
+    connection.sendall(str(gc.get_freeze_count()).encode())
+
+
+def test_a_search_for_cycles_leaves_out_the_objects_of_the_server() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = fork_servers(("colorsys",)).start("frozen", _send_frozen, (theirs,))
+        assert int(ours.recv(100)) > 1000
+        process.join(60)
 
 
 def test_processes_of_each_kind_start_with_their_modules() -> None:
