@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 # Read by the libraries when they are first imported, so this stands before anything that could import them.
@@ -10,6 +11,10 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Tests interrupt processes, which inherit an ignored SIGINT. A shell ignores it in the background jobs of a script.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Imports make many objects that stay: looking for garbage among them took a quarter of the time of the collection.
 gc.disable()

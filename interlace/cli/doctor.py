@@ -129,7 +129,7 @@ def _list_findings() -> Iterator[Finding]:
     if any(finding.remedy for finding in packages):
         return  # the other checks would fail for the same reason
     disable_progress_bars()
-    checks = (_check_bytecode, _check_devices, _check_compiler, _check_disk, _check_sandbox, _real_model, _smoke_run)
+    checks = (_check_devices, _check_bytecode, _check_compiler, _check_disk, _check_sandbox, _real_model, _smoke_run)
     yield from map(_run_check, checks)
     yield from _check_engines()
 
@@ -165,11 +165,11 @@ def _check_packages() -> Iterator[Finding]:
 
 
 def _check_bytecode() -> Finding:
-    """Reports whether torch is compiled to bytecode. A run works without it, so this never fails."""
+    """Reports whether bytecode of torch is stored, after its import. A run works without it, so this never fails."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None or Path(importlib.util.cache_from_source(spec.origin)).is_file():
         return Finding(what="bytecode of torch")
-    fix = "unset PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "make the folder of its packages writable"
+    fix = "unset PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else f"make {Path(spec.origin).parent} writable"
     return Finding(what=f"bytecode of torch: none, so each process starts seconds later; {fix} to store it")
 
 

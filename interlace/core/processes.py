@@ -9,8 +9,10 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -23,13 +25,22 @@ def end_with_parent(number: int) -> None:
 
 
 def end_command_with_parent(command: Sequence[str]) -> list[str]:
-    """Returns a command whose process the kernel kills when the thread that started it ends.
+    """Returns a command whose process, without its own children, the kernel kills when the calling thread ends.
 
     util-linux's `setpriv` sets the signal between fork and exec, where Python code could deadlock in a process with
-    threads. The command is unchanged if this system has no `setpriv`, and if its program does not exist.
+    threads. The command is unchanged if this system has no such `setpriv`, and if its program does not exist.
     """
-    setpriv = shutil.which("setpriv") if sys.platform == "linux" and shutil.which(command[0]) else None
-    return [setpriv, "--pdeathsig", "KILL", *command] if setpriv else list(command)
+    return [*_death_signal(), *command] if shutil.which(command[0]) else list(command)
+
+
+@cache
+def _death_signal() -> tuple[str, ...]:
+    """Returns the words before a command that ends with its parent. Empty if `setpriv` lacks the option (RHEL 8)."""
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    if setpriv is None:
+        return ()
+    words = (setpriv, "--pdeathsig", "KILL")
+    return words if subprocess.run([*words, "true"], check=False, capture_output=True).returncode == 0 else ()
 
 
 def adopt_orphans() -> None:

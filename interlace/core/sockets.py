@@ -25,6 +25,7 @@ def detect_vanished_peer(connection: socket.socket, *, idle_s: int, probe_every_
     minutes. Connections that a listening socket accepts have its settings.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", idle_s), ("TCP_KEEPINTVL", probe_every_s), ("TCP_KEEPCNT", num_probes)):
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # the name on macOS
+    for option, value in ((idle, idle_s), ("TCP_KEEPINTVL", probe_every_s), ("TCP_KEEPCNT", num_probes)):
         if hasattr(socket, option):  # not every platform has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -25,6 +25,9 @@ from interlace.rollouts.turns import make_answered_sample
 from interlace.runtime.cluster import Cluster
 from interlace.stages.admission import Admission
 
+MIN_FIRST = 4
+"""Smallest number of first baselines that end a run if all of them fail."""
+
 
 class GreedyBaseline:
     """Generates and scores one greedy response for each admitted group.
@@ -47,11 +50,14 @@ class GreedyBaseline:
         on_failed: OnFailed,
     ) -> None:
         """on_failed: called with each sample that ends because its group's baseline failed."""
-        self._on_failed, self._groups_per_step = on_failed, groups_per_step
+        self._on_failed = on_failed
         self._cluster, self._pool, self._reward, self._admission = cluster, pool, reward, admission
         self._params = sampling.model_copy(update={"temperature": 0.0})
         self._rewards: dict[int, float] = {}
-        self._num_measured, self._num_failed, self._first_reason = 0, 0, ""
+        self._num_started, self._num_failed, self._first_reason = 0, 0, ""
+        self._num_first = max(groups_per_step, MIN_FIRST)
+        """Number of the first baselines. If all of them fail, the run ends."""
+        self._num_first_failed = 0
         self._counts: Counter[Cause] = Counter()
         """Failed baselines since the last call of metrics()."""
 
@@ -90,13 +96,14 @@ class GreedyBaseline:
             prompt_ids=prompt.token_ids.tolist(),
             params=self._params,
         )
+        number, self._num_started = self._num_started, self._num_started + 1
         measured = await self._score_response(request, prompt)
         if self._admission.ticket(gid) is None:
             return
         if isinstance(measured, SampleFailure):
+            self._num_first_failed += number < self._num_first
             self._fail_group(gid, measured)
             return
-        self._num_measured += 1
         self._rewards[gid] = measured
         for key in self._admission.rows.find_keys(gid):
             self._admission.channel.put(key, {}, marks=(BASELINE,))
@@ -115,7 +122,7 @@ class GreedyBaseline:
     def _fail_group(self, gid: int, failure: SampleFailure) -> None:
         """Ends the samples of a group whose baseline failed.
 
-        If all baselines of the first step fail, ends the run instead of replacing its groups forever.
+        If the first baselines all fail, ends the run instead of replacing its groups forever.
         """
         self._num_failed += 1
         self._counts[failure.cause] += 1
@@ -124,10 +131,10 @@ class GreedyBaseline:
             if key in self._admission.channel:
                 self._on_failed(key, replace(failure, reason=f"{NO_BASELINE}{failure.reason}", is_final=True))
         self._admission.retire(gid, TerminalEvent.FAILED)
-        if not self._num_measured and self._num_failed == self._groups_per_step:
+        if self._num_first_failed == self._num_first:
             self._cluster.fail(
                 InterlaceError(
-                    f"the greedy baselines of the first {self._num_failed} groups, a whole step, all failed, so there "
-                    f"is nothing to train on. The first failed by {brief(self._first_reason)}."
+                    f"the greedy baselines of the first {self._num_first} groups all failed, so there is nothing to "
+                    f"train on. The first failed by {brief(self._first_reason)}."
                 )
             )

@@ -14,7 +14,7 @@ from interlace.core.recovery import RestartBudget
 from interlace.core.types import RewardResult
 from interlace.rewards.base import make_timeout_result, preload_modules
 from interlace.rewards.config import RewardConfig
-from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
+from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, UNREADABLE, serve
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import frame_message
 from interlace.runtime.process.links import Child
@@ -139,6 +139,9 @@ class ScoringPool(ProcessPool[_Job, _Job]):
         elif word == BLOCKED:
             _resolve_job(self._jobs[child].pop(number), self._make_blocked_result(*rest))
             self._replace(child)
+        elif word == UNREADABLE:
+            reason = f"its row cannot be unpickled in the process that scores: {rest[0]}"
+            _resolve_job(self._jobs[child].pop(number), RewardResult(failure=reason, cause=Cause.USER))
 
     def _make_blocked_result(self, where: str) -> RewardResult:
         reason = make_timeout_result(self._config).failure
@@ -164,8 +167,19 @@ class ScoringPool(ProcessPool[_Job, _Job]):
             failure = f"the reward function ended its process (exit code {code})"
             return RewardResult(failure=failure, cause=cause)
 
-        self._blame_suspects(child, [job for job in self._jobs[child].values() if job.started], outcome)
+        jobs = [*self._jobs[child].values()]
+        self._blame_suspects(child, [job for job in jobs if job.started], outcome)
+        if not any(job.started for job in jobs):
+            self._count_death(child, jobs)
         self._replace(child)
+
+    def _count_death(self, child: Child, unstarted: Sequence[_Job]) -> None:
+        """Fails the jobs whose last try was a process that ended before it began one; tries the others alone."""
+        for job in unstarted:
+            job.tries, job.alone = job.tries - 1, True
+            if not job.tries:
+                reason = f"{TRIES} processes ended before they began to score it"
+                _resolve_job(self._jobs[child].pop(job.number), RewardResult(failure=reason, cause=Cause.RESOURCE))
 
     def _blame_suspects(
         self, child: Child, suspects: Sequence[_Job], outcome: "Callable[[_Job], RewardResult | None]"

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Sequence
@@ -26,11 +27,13 @@ from interlace.rewards.base import (
     preload_modules,
 )
 from interlace.rewards.config import RewardConfig
+from interlace.rewards.results import describe_error
 from interlace.rewards.signature import ScoreRequest
-from interlace.runtime.process.child import LoopServer, become_child, receive
+from interlace.runtime.process.child import LoopServer, become_child, receive_frame
 
-READY, STARTED, RESULT, BLOCKED = "ready", "started", "result", "blocked"
-"""First words of an answer: can score; request N begins; request N's result; request N blocks the event loop."""
+READY, STARTED, RESULT, BLOCKED, UNREADABLE = "ready", "started", "result", "blocked", "unreadable"
+"""First words of an answer: can score; request N begins; request N's result; request N blocks the event loop; request N
+cannot be unpickled."""
 _LEAVE_S = 0.5
 """How long a cancelled call may take to end before the process counts as littered."""
 
@@ -50,7 +53,12 @@ def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> No
         if is_async:
             _AsyncServer(connection, channel, reward, config).run()
         while True:
-            number, requests = receive(connection)
+            number, body = receive_frame(connection)
+            try:
+                requests = pickle.loads(body)
+            except Exception as error:  # noqa: BLE001 - it is the request's failure
+                channel.refuse(number, error)
+                continue
             channel.send(STARTED, number)
             channel.result(number, evaluate_batch(reward, config, requests))
 
@@ -78,6 +86,10 @@ class _Answers:
         """Sends the results of a job, one for each of its requests."""
         self.send(RESULT, number, [(each.reward, dict(each.parts), each.failure, each.cause) for each in results])
 
+    def refuse(self, number: int, error: Exception) -> None:
+        """Sends the reason why a job cannot be unpickled."""
+        self.send(UNREADABLE, number, f"{type(error).__name__}: {describe_error(error)}")
+
 
 class _AsyncServer(LoopServer):
     """Awaits calls of an `async def`, as many at once as the run sends.
@@ -101,6 +113,9 @@ class _AsyncServer(LoopServer):
         task = self._loop.create_task(self._score(number, requests))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        self._answers.refuse(number, error)
 
     async def _score(self, number: int, requests: Sequence[ScoreRequest]) -> None:
         scoring = self._loop.create_task(evaluate_batch_async(self._reward, self._config, requests))

@@ -288,6 +288,14 @@ class _EpisodeServer(LoopServer):
         elif running_one.task:
             running_one.task.cancel()
 
+    def _refuse(self, number: int, error: Exception) -> None:
+        reason = f"a message to its process cannot be unpickled: {type(error).__name__}: {error}"
+        running = self._running.get(number)
+        if running is not None and running.task:
+            running.task.cancel(reason)
+        else:
+            self.send(number, EpisodeEnd(failure=reason))
+
     async def _run_episode(self, number: int, running: _Running, start: EpisodeStart) -> None:
         sample = Sample(key=start.key, prompt=start.prompt)
         limits = replace(self._limits, simulators=running.envs)
@@ -296,8 +304,8 @@ class _EpisodeServer(LoopServer):
         try:
             outcome = outcome_of(await session.limit_time(self._episode.run(start.prompt, session)))
             end = EpisodeEnd(outcome=outcome, rewards=session.rewards, tool_uses=session.tool_uses)
-        except asyncio.CancelledError:
-            end = EpisodeEnd(failure="it was cancelled")
+        except asyncio.CancelledError as error:
+            end = EpisodeEnd(failure=str(error) or "it was cancelled")
         except EpisodeLostError as error:
             end = EpisodeEnd(failure=str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - any error of a user's episode ends only its sample

@@ -52,12 +52,14 @@ class HttpListener:
 async def _open_sockets(host: str, port: int) -> list[socket.socket]:
     """Opens a listening socket for each address of the host that this machine has. Raises OSError if it has none."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
     errors: list[OSError] = []
     for family, *_, address in dict.fromkeys(found):
+        # With port 0 the system chooses the port of the first address, which the other addresses share.
+        chosen = opened[0].getsockname()[1] if opened else port
         try:
-            opened.append(socket.create_server(address, family=family))
+            opened.append(socket.create_server((address[0], chosen, *address[2:]), family=family))
         except OSError as error:
             errors.append(error)
     # A machine without IPv6 lacks the address ::1 of localhost.

@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -70,12 +69,8 @@ class HeapCounter(Worker):
     """Counts the objects that the garbage collector of its process leaves out."""
 
     @operation(on_device=False, collect="all")
-    def count_frozen(self, folder: str) -> int:
-        self._file = Path(folder) / str(self.context.rank)
+    def count_frozen(self) -> int:
         return gc.get_freeze_count()
-
-    def close(self) -> None:
-        self._file.write_text(str(gc.get_freeze_count()))
 
 
 class PidTracer:

@@ -158,6 +158,8 @@ class Program:
         return self._make_outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
 
     def _make_outcome(self, status: int, output: str, errors: str) -> Outcome:
+        if status in (126, 127) and errors.startswith("setpriv: "):
+            raise InterlaceError(f"the program cannot be started: {errors.strip()[-_ERROR_CHARACTERS:]}")
         text = output.strip() or None
         if self._config.result == "exit":
             return Outcome(reward=float(status == 0), text=text)

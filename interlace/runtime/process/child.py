@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,14 @@ def frame_message(number: int, message: object) -> bytes:
 
 def receive(connection: socket.socket) -> tuple[int, Any]:
     """Waits for a framed message. Returns its number and content. Raises EOFError if the run hung up."""
+    number, body = receive_frame(connection)
+    return number, pickle.loads(body)
+
+
+def receive_frame(connection: socket.socket) -> tuple[int, bytes]:
+    """Waits for a framed message. Returns its number and its pickle. Raises EOFError if the run hung up."""
     number, size = HEAD.unpack(receive_exactly(connection, HEAD.size))
-    return number, pickle.loads(receive_exactly(connection, size))
+    return number, receive_exactly(connection, size)
 
 
 def take_frames(received: bytearray) -> list[tuple[int, Any]]:
@@ -102,13 +109,23 @@ class LoopServer(ABC):
         """Handles one message, on the loop."""
 
     @abstractmethod
+    def _refuse(self, number: int, error: Exception) -> None:
+        """Fails the job of a message that cannot be unpickled, on the loop."""
+
+    @abstractmethod
     def _report_blocked_loop(self, task: asyncio.Task[Any] | None, line: str) -> None:
         """Reports, on a separate thread, that the loop is blocked. task: the running task. line: its current line."""
 
     def _take(self) -> None:
         try:
             while True:
-                self._loop.call_soon_threadsafe(self._heard, *receive(self._connection))
+                number, body = receive_frame(self._connection)
+                handle: Callable[[int, Any], None] = self._heard
+                try:
+                    content = pickle.loads(body)
+                except Exception as error:  # noqa: BLE001 - it is the job's failure
+                    handle, content = self._refuse, error
+                self._loop.call_soon_threadsafe(handle, number, content)
         except (EOFError, OSError):  # the run hung up
             os._exit(0)
         except BaseException:  # noqa: BLE001 - this process would stay otherwise, and its jobs would get no answer

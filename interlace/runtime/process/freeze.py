@@ -1,9 +1,8 @@
-"""Imported last by a fork server: its processes leave the objects of its modules out of the search for cycles.
+"""Imported last by a fork server, and by nothing else: its processes leave its objects out of the search for cycles.
 
 A search in such a process would take time, and would copy the memory that it shares with the server.
 """
 
-import gc
+from interlace.core.heap import freeze_heap
 
-gc.collect()
-gc.freeze()
+freeze_heap()

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,7 +110,8 @@ class Mailbox:
         self._failures: dict[str, str] = {}
         """Sender -> the reason why none of its further messages is received."""
         self._refusal = ""
-        """Reason why no further sender can connect; empty while they can."""
+        """Reason why the last sender that could not connect was refused; empty if none was."""
+        self._is_closed = False
         self._calls: dict[str, _Line] = {}
         self._lock = threading.Lock()
         self._listener = socket.create_server((directory.host, 0))
@@ -130,7 +132,9 @@ class Mailbox:
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
                 self._calls.pop(to, None)
-                raise InterlaceError(f"{self.name}: {to} is gone, and a message to it was lost ({error}).") from error
+                is_gone = isinstance(error, ConnectionError)
+                reason = f"{to} is gone, and a message to it was lost" if is_gone else f"a message to {to} was not sent"
+                raise InterlaceError(f"{self.name}: {reason} ({error}).") from error
 
     def recv(self, source: str, tag: str, patience_s: float) -> Any:
         """Waits for the next value from a sender.
@@ -145,6 +149,7 @@ class Mailbox:
         if value is not _FAILED:
             return value
         if source in self._failures:
+            arrived.put(_FAILED)  # for other calls that wait for this sender
             raise InterlaceError(self._failures[source])
         what = f" tagged {tag!r}" if tag else ""
         raise InterlaceError(
@@ -153,6 +158,7 @@ class Mailbox:
 
     def close(self) -> None:
         Mailbox._here.pop((self._secret, self.name), None)
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
@@ -178,12 +184,22 @@ class Mailbox:
         return _Line(host, port, _greet(secret, self.name), self._shared if has_memory else None)
 
     def _accept_senders(self) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._receive_messages, args=(connection,), name="mail", daemon=True).start()
-        except (OSError, RuntimeError) as error:  # the listener was closed, or the process has no more handles, threads
-            self._refusal = f" Its mailbox accepts no new sender ({type(error).__name__}: {error})."
+                with ExitStack() as unless_started:
+                    unless_started.enter_context(connection)
+                    receive = threading.Thread(
+                        target=self._receive_messages, args=(connection,), name="mail", daemon=True
+                    )
+                    receive.start()
+                    unless_started.pop_all()
+            except (OSError, RuntimeError) as error:
+                if self._is_closed:
+                    return
+                # The process has no more handles or threads; it may have some later.
+                self._refusal = f" Its mailbox could not accept a sender ({type(error).__name__}: {error})."
+                time.sleep(_LOOK_EVERY_S)
 
     def _receive_messages(self, connection: socket.socket) -> None:
         """Receives one sender's messages until it hangs up. No bytes of a caller without the secret are unpickled."""
@@ -194,14 +210,12 @@ class Mailbox:
             (size,) = _SIZE.unpack(receive_exactly(connection, _SIZE.size))
             source = receive_exactly(connection, size).decode()
             connection.settimeout(None)
+            self._failures.pop(source, None)  # of an earlier process of this name
             self._take_in(connection, source)
 
     def _take_in(self, connection: socket.socket, source: str) -> None:
         assembler = Assembler(self._shared)
-        while source not in self._failures:
-            count = connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK))
-            if not count:
-                return
+        while count := connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
             failure: BaseException | None = None
             try:
                 messages = assembler.received(count)
@@ -212,6 +226,9 @@ class Mailbox:
                     self.put(message)
             if failure is not None:
                 self._fail_sender(source, failure)
+                while connection.recv_into(assembler.space):  # the sender would fail otherwise, with another cause
+                    pass
+                return
 
     def _fail_sender(self, source: str, error: BaseException) -> None:
         """Fails all present and later calls that receive from a sender."""

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from interlace.core.errors import DiskFullError, RemoteError, UserError
-from interlace.core.heap import frozen_heap
+from interlace.core.heap import freeze_heap
 from interlace.core.payload import Dumps
 from interlace.runtime.process.frames import (
     CONSTRUCTION,
@@ -66,9 +66,9 @@ class WorkerServer:
                 return
             threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
             threading.Thread(target=self._receive_calls, name="calls", daemon=True).start()
-            with frozen_heap():
-                while (call := self._calls.get()) is not None:
-                    self._run(call)
+            freeze_heap()
+            while (call := self._calls.get()) is not None:
+                self._run(call)
             self._idle.set()
             if self._is_ended:
                 worker.close()

@@ -46,6 +46,22 @@ def test_every_failed_sample_says_why_also_where_its_greedy_baseline_failed() ->
     assert sum(counts) >= len({entry.sample.key.gid for entry in record.entries if "baseline" in entry.reason}) > 0
 
 
+def test_failures_that_are_faster_than_the_first_baselines_do_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lead of generation, more groups than a step has may fail before the first baseline is scored."""
+    answer = EnginePool.answer
+
+    async def refuse_later_ones(self: EnginePool, requests: Sequence[Request], **options: Any) -> list[Response]:
+        answered = await answer(self, requests, **options)
+        return [
+            replace(each, failure="it is too long") if each.request.owner.gid in range(1, 9) else each
+            for each in answered
+        ]
+
+    monkeypatch.setattr(EnginePool, "answer", refuse_later_ones)
+    record = simulate(Schedule(max_staleness=4), replace(WORK, needs=Needs(greedy_baseline=True)))
+    assert record.results
+
+
 @pytest.mark.parametrize("part", ["response", "score"])
 def test_a_run_whose_greedy_baselines_all_fail_ends_with_the_cause(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     if part == "response":
@@ -66,5 +82,5 @@ def test_a_run_whose_greedy_baselines_all_fail_ends_with_the_cause(monkeypatch: 
 
         monkeypatch.setattr(SimulatedReward, "score", operation(bin="score", on_device=False)(fail))
         cause = "no verdict"
-    with pytest.raises(InterlaceError, match=f"baselines of the first 4 groups, .* The first failed by {cause}"):
+    with pytest.raises(InterlaceError, match=f"first 4 groups all failed, .* The first failed by {cause}"):
         simulate(Schedule(), replace(WORK, needs=Needs(greedy_baseline=True)))

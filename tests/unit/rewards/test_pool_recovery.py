@@ -4,16 +4,19 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.config import RewardConfig
 from interlace.rewards.pool import ScoringPool
 from interlace.rewards.scorer import Scorer
+from interlace.rewards.signature import ScoreRequest
 from interlace.run.chaos.processes import role_processes
 
 
@@ -80,3 +83,34 @@ def test_an_exhausted_budget_refuses_further_jobs_instead_of_letting_them_wait()
         time.sleep(0.2)
         with pytest.raises(RestartBudgetError, match=r"ended 1 times within an hour.*is 0.*cause: resource"):
             score(made)
+
+
+def _fail_to_load() -> None:
+    raise ModuleNotFoundError("no module of the user's row")
+
+
+class _Unreadable:
+    """Value of a row that another process cannot unpickle."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _fail_to_load, ()
+
+
+async def slow(response: str) -> float:
+    await asyncio.sleep(0.2)
+    return 1.0
+
+
+@pytest.mark.parametrize("name", ["exact", f"{__name__}:slow"])
+def test_a_row_that_cannot_be_unpickled_fails_its_sample_alone(name: str) -> None:
+    pool = ScoringPool(RewardConfig(name=name, workers=2), is_async=":" in name, restarts_per_hour=0)
+    try:
+        good = ScoreRequest(response="yes", prompt="", answer="yes", metadata={})
+        before, bad, after = (
+            pool.submit([each]) for each in (good, replace(good, metadata={"x": _Unreadable()}), good)
+        )
+        [failed] = bad.result(60)
+        assert failed.cause is Cause.USER and "ModuleNotFoundError: no module of the user's row" in str(failed.failure)
+        assert [future.result(60)[0].failure for future in (before, after)] == [None, None]
+    finally:
+        pool.close()

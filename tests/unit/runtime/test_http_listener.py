@@ -1,6 +1,7 @@
 """The HTTP server notices a client whose machine vanished without closing its connection."""
 
 import asyncio
+import contextlib
 import socket
 import sys
 
@@ -57,6 +58,9 @@ def test_all_addresses_of_a_host_are_served_and_a_taken_port_is_refused() -> Non
     async def body() -> None:
         first, second = HttpListener(), HttpListener()
         port = int((await first.start(web.Application(), "localhost", 0)).rpartition(":")[2])
+        for found in await asyncio.get_running_loop().getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.create_server(found[4], family=found[0]):
+                pytest.fail(f"{found[4]} is not served")
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             await second.start(web.Application(), "127.0.0.1", port)
         await first.close()

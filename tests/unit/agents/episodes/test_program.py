@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from interlace.agents.episodes.program import REST_WITHIN_S, _end_streams
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import Message
+from interlace.core.processes import _death_signal
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome
 from interlace.rollouts.config import create_kind, parse_episode
@@ -220,7 +220,7 @@ def test_a_command_that_is_given_up_is_killed(tmp_path: Path) -> None:
     _wait_for_the_end(int(place.read_text()))
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux's setpriv is not installed")
+@pytest.mark.skipif(not _death_signal(), reason="setpriv with --pdeathsig is not installed")
 def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """A worker that is killed runs no code, so the kernel ends the program."""
     place = tmp_path / "pid"
@@ -234,6 +234,14 @@ def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None
     worker.kill()
     worker.wait()
     _wait_for_the_end(int(place.read_text()))
+
+
+def test_a_command_whose_interpreter_is_missing_fails_its_sample(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/missing/python\n", encoding="utf-8")
+    script.chmod(0o700)
+    with pytest.raises((InterlaceError, FileNotFoundError), match=r"script"):
+        outcome(ScriptedSession([]), command=[str(script)], result="exit")
 
 
 def test_sessions_have_a_key_each_and_the_server_ends_with_the_last() -> None:
