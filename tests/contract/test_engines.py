@@ -149,6 +149,8 @@ def begin(engine: RolloutEngine, *requests: Request) -> None:
             engine.interrupt()
         output = engine.step()
         assert not output.lost, output.lost
+        for ended in output.finished:  # on a busy machine, before this process could pause the server
+            engine.submit(ended.request)
         drawn = output.drawn
         if all(drawn.get(name) for name in names):
             break
