@@ -90,7 +90,7 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
     request = PlanRequest(
         recipe=begun,
         simulation=simulation,
-        settings=PlanSettings(search_s=0.2, search_processes=1),
+        settings=PlanSettings(search_s=5.0, search_processes=1),
         spans=(1,),
     )
     planner = Patient(request, schedule, 0.5, AcceptsHere(begun, simulation.devices, 16))
