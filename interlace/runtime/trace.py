@@ -159,14 +159,15 @@ class _Arrows:
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
-        self._origins: dict[int, tuple[_Track, float]] = {}
+        self._origins: dict[int, list[tuple[_Track, float]]] = {}
+        """Ends of calls by group. A surplus sample of a group may finish after the group was trained on."""
         self._number = 0
 
     def add_generation(self, span: Span, track: _Track) -> None:
         """Remembers the call that finished each group."""
         inside_us = max(_to_microseconds(span.start_s), round(_to_microseconds(span.end_s) - 1.0, 3))
         for gid in span.finished_groups:
-            self._origins[gid] = (track, inside_us)
+            self._origins.setdefault(gid, []).append((track, inside_us))
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -174,13 +175,16 @@ class _Arrows:
         """Draws the arrows that end at a span. Only training spans have any."""
         if span.bin != "train":
             return
-        here = f'{track.place},"ts":{_to_microseconds(span.start_s)}'
+        start_us = _to_microseconds(span.start_s)
+        here = f'{track.place},"ts":{start_us}'
         for gid in dict.fromkeys(sample.gid for sample in span.samples):
-            if origin := self._origins.get(gid):
+            before = [origin for origin in self._origins.get(gid, ()) if origin[1] <= start_us]
+            if before:
+                from_track, from_us = before[-1]
                 self._number += 1
                 base = f'"name":"trained on","cat":"sample","id":{self._number}'
                 self._lines.append(
-                    f'{{"ph":"s",{base},{origin[0].place},"ts":{origin[1]},"args":{{"group":{gid}}}}},\n'
+                    f'{{"ph":"s",{base},{from_track.place},"ts":{from_us},"args":{{"group":{gid}}}}},\n'
                     f'{{"ph":"f","bp":"e",{base},{here}}}'
                 )
 

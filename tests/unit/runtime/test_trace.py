@@ -1,13 +1,15 @@
 """timeline.json is a valid Chrome trace of a run's operations."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.core.row import SampleLabel
 from interlace.forecast.profile.trace_slices import read_trace
 from interlace.observe.report.device_time import DeviceTimeline
-from interlace.runtime.timeline import Records, Span
+from interlace.runtime.timeline import EngineCall, Records, Span
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
@@ -81,6 +83,23 @@ def test_what_overlaps_stands_beside_its_track_and_what_never_ended_is_shown(tmp
     assert beside == [("b", 1e6), ("e", 3e6)]
     [unfinished] = [event for event in events if event["pid"] == 3 and event.get("args", {}).get("unfinished")]
     assert (unfinished["ts"], unfinished["dur"]) == (4.5e6, 1.5e6)
+
+
+def test_a_surplus_sample_that_finishes_after_training_moves_no_arrow(tmp_path: Path) -> None:
+    def generated(start: float, end: float) -> Span:
+        return replace(span(start, end), group="rollout/0", bin="generate", finished_groups=(5,))
+
+    label = SampleLabel(uid="p", gid=5, number=0)
+    training = replace(span(2.0, 4.0), bin="train", samples=(label,))
+    trace = TraceFile(tmp_path / "timeline.json", DEVICES)
+    calls = [generated(0.0, 1.0), generated(1.5, 3.0)]
+    served = [
+        EngineCall(span=call, devices=(0,), batch=1, num_new_tokens=1, num_prompt_tokens=1, num_repeated_tokens=0)
+        for call in calls
+    ]
+    trace.close(replace(records([*calls, training], [], 4.0), served=served))
+    [arrow] = [event for event in events_of(tmp_path / "timeline.json") if event["ph"] == "s"]
+    assert arrow["ts"] == 1e6 - 1
 
 
 def test_a_file_that_ends_in_the_middle_of_a_line_is_read_up_to_there(tmp_path: Path) -> None:
