@@ -27,10 +27,18 @@ def end_with_parent(number: int) -> None:
 def end_command_with_parent(command: Sequence[str]) -> list[str]:
     """Returns a command whose process, without its own children, the kernel kills when the calling thread ends.
 
-    util-linux's `setpriv` sets the signal between fork and exec, where Python code could deadlock in a process with
+    util-linux's `setpriv` sets the signal between fork and exec. Python code there could deadlock in a process with
     threads. The command is unchanged if this system has no such `setpriv`, and if its program does not exist.
     """
     return [*_death_signal(), *command] if shutil.which(command[0]) else list(command)
+
+
+def is_start_failure(status: int, errors: str) -> bool:
+    """Returns whether `setpriv` could not execute a command, such as a script without its interpreter.
+
+    errors: standard error of the process.
+    """
+    return status in (126, 127) and errors.startswith("setpriv: ")
 
 
 @cache

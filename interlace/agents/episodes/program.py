@@ -21,7 +21,7 @@ from interlace.agents.tools.function import on_thread
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import ToolSpec, as_tool, to_mapping
 from interlace.core.plugins import load_callable, load_object
-from interlace.core.processes import end_command_with_parent
+from interlace.core.processes import end_command_with_parent, is_start_failure
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Episode, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
@@ -158,7 +158,7 @@ class Program:
         return self._make_outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))
 
     def _make_outcome(self, status: int, output: str, errors: str) -> Outcome:
-        if status in (126, 127) and errors.startswith("setpriv: "):
+        if is_start_failure(status, errors):
             raise InterlaceError(f"the program cannot be started: {errors.strip()[-_ERROR_CHARACTERS:]}")
         text = output.strip() or None
         if self._config.result == "exit":
