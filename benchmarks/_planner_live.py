@@ -71,7 +71,7 @@ class Watcher:
         """Changes the schedule in place if the table predicts a gain."""
         began_s = time.perf_counter()
         decision = table.decide(self.current, sum(self.recent) / len(self.recent))
-        if decision and decision.pays and hosted.live.may_become(decision.schedule):
+        if decision and decision.pays(0.0) and hosted.live.may_become(decision.schedule):
             hosted.live.become(decision.schedule)
             self.current, self.since_change = decision.schedule, 0
             self.changes.append((step, decision.schedule))

@@ -11,6 +11,7 @@ from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import coarser, response_lengths
 from interlace.forecast.search.candidates import change_fields
 from interlace.forecast.search.plans import Accepts, Fidelity, Score
+from interlace.forecast.search.replanner import is_faster
 from interlace.forecast.simulate import Simulation
 from interlace.schedule.schedule import Schedule
 
@@ -20,8 +21,6 @@ STEPS = 10
 """Counted steps of each simulation."""
 ROUNDS = 2
 """Rounds of one change each, the second from the best schedule of the first."""
-LEAST_GAIN = 0.05
-"""Minimum gain of a change, as a share of a step's time; predictions are not accurate enough for smaller gains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +33,9 @@ class LiveDecision:
     current_s: float
     """Predicted seconds of a step of the current schedule."""
 
-    @property
-    def pays(self) -> bool:
-        """True if the gain exceeds the error of predictions."""
-        return self.step_s < (1 - LEAST_GAIN) * self.current_s
+    def pays(self, noise: float) -> bool:
+        """Returns whether the gain exceeds the error of predictions and the noise of the profile."""
+        return is_faster(self.step_s, self.current_s, noise=noise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

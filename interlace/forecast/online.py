@@ -27,6 +27,12 @@ falls to a tenth of its speed, because its threads wait for one another.
 """
 SEARCH_S = 6.0
 """Seconds of a search that runs concurrently with training."""
+TABLE_S = 1.5
+"""Approximate seconds of the simulations of a table."""
+REST_PER_SEARCH = 10.0
+"""Minimum seconds of the remaining steps for each second of a search or a table. Both compete with the run for the
+processors, so a gain of a tenth must pay for them.
+"""
 KEPT_STEPS = 4
 """Recent steps whose responses give the current length distribution."""
 DECIDING_STEPS = 2
@@ -50,7 +56,9 @@ class OnlinePlanner:
         accepts: is sent to the search process.
         """
         self._request, self._accepts = request, accepts
-        self._schedule, self._rule = schedule, Replanner(predicted_s)
+        self._schedule = schedule
+        self._noise = request.simulation.profile.step_noise
+        self._rule = Replanner(predicted_s, noise=self._noise)
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._version = -1
         self._pool: Pool | None = None
@@ -85,7 +93,7 @@ class OnlinePlanner:
             self._version = result.version
             steps_left = self._request.recipe.steps - result.step
             if steps_left > 1:
-                self._decide_now(progress)
+                self._decide_now(steps_left, progress)
             if self._next is None:
                 self._at_publication(steps_left, progress)
         return {"plan/predicted_s": predicted_s, "plan/error": error, "plan/decision_s": self.decision_s}
@@ -125,12 +133,12 @@ class OnlinePlanner:
             self._pool = spawn_context().Pool(1, _begin_process, (self._accepts,))
         return self._pool
 
-    def _decide_now(self, progress: ProgressView) -> None:
+    def _decide_now(self, steps_left: int, progress: ProgressView) -> None:
         """Decides by the table between the schedules that need no restart. The first call starts to make the table."""
         self._since_change += 1
         if not self._may_become(self._schedule):
             return
-        self._update_table(progress)
+        self._update_table(steps_left, progress)
         lengths = [length for step in list(self._lengths)[-DECIDING_STEPS:] for length in step]
         # The first steps after a change show the previous schedule.
         if self._table is None or not lengths or self._since_change <= DECIDING_STEPS:
@@ -138,14 +146,14 @@ class OnlinePlanner:
         began_s = time.perf_counter()
         decision = self._table.decide(self._schedule, fmean(lengths))
         self.decision_s = time.perf_counter() - began_s
-        if decision and decision.pays and self._may_become(decision.schedule):
+        if decision and decision.pays(self._noise) and self._may_become(decision.schedule):
             self._next = decision
             progress.say(
                 f"changing the schedule in place: responses of {fmean(lengths):.0f} tokens, {decision.current_s:.3g} s "
                 f"a step predicted now, {decision.step_s:.3g} with {list_changes(decision.schedule)}"
             )
 
-    def _update_table(self, progress: ProgressView) -> None:
+    def _update_table(self, steps_left: int, progress: ProgressView) -> None:
         """Takes the table when it is ready; makes one if there is none, or if a restart brought another schedule."""
         if self._making and self._making.ready():
             try:
@@ -154,14 +162,18 @@ class OnlinePlanner:
                 progress.say(f"no table of schedules: {error}")
             self._making = None
         is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
-        if not self._making and not is_known:
+        if not self._making and not is_known and self._is_worth(TABLE_S, steps_left):
             self._table, self._tabulated = None, self._schedule
             self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
 
+    def _is_worth(self, seconds: float, steps_left: int) -> bool:
+        """Returns whether the remaining steps take long enough for a search or a table of this duration to pay."""
+        return steps_left > 1 and self._rule.left_s(steps_left) > REST_PER_SEARCH * seconds
+
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
-            if self._rule.is_due and steps_left > 1:
-                request = self._refit_lengths()
+            request = self._refit_lengths()
+            if self._rule.is_due and self._is_worth(request.settings.search_s, steps_left):
                 self._search = self._process.apply_async(_make_plan, (request, self._schedule))
             return
         if not self._search.ready():

@@ -9,6 +9,7 @@ import pytest
 
 from interlace.core.types import Metrics
 from interlace.flows.steps import StepResult
+from interlace.forecast import online
 from interlace.forecast.online import OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings
 from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts
@@ -63,7 +64,13 @@ asked."""
 
 
 class Patient(OnlinePlanner):
-    """The planner, its searches waited for: the change comes at the same step on any machine."""
+    """Planner that waits for its searches and ignores the cost of a restart, so that no decision depends on the speed
+    of the machine.
+    """
+
+    def started(self, seconds: float, may_become: Callable[[Schedule], bool] = lambda _: False) -> None:
+        del seconds
+        super().started(0.0, may_become)
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         found = super().on_step(result, progress)
@@ -90,7 +97,7 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
     request = PlanRequest(
         recipe=begun,
         simulation=simulation,
-        settings=PlanSettings(search_s=5.0, search_processes=1),
+        settings=PlanSettings(search_s=600, search_samples=4_000, search_processes=1),
         spans=(1,),
     )
     planner = Patient(request, schedule, 0.5, AcceptsHere(begun, simulation.devices, 16))
@@ -104,7 +111,9 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
 
 
 @pytest.mark.slow
-def test_a_run_whose_schedule_is_changed_is_one_run(tmp_path: Path) -> None:
+def test_a_run_whose_schedule_is_changed_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online, "SEARCH_S", 600.0)  # the number of simulated samples ends a search
+    monkeypatch.setattr(online, "REST_PER_SEARCH", 0.0)
     recipe, heard = changed_run(tmp_path, "changed", [ONE_THREAD])
     changes = [line for line in heard.lines if line.startswith("changing the schedule:")]
     resumed = [line for line in heard.lines if line.startswith("resuming after step")]

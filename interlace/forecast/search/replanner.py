@@ -16,6 +16,11 @@ PAYS_BACK = 2.0
 """Minimum savings over the remaining steps, as a multiple of the cost of a change."""
 
 
+def is_faster(step_s: float, current_s: float, *, noise: float) -> bool:
+    """Returns whether the predicted gain of a change exceeds the error of predictions and the noise of the profile."""
+    return math.log(current_s / step_s) > max(-math.log(1 - LEAST_GAIN), noise)
+
+
 class Replanner:
     """Residuals of the current plan, and the rule for changes.
 
@@ -24,8 +29,9 @@ class Replanner:
     follow noise.
     """
 
-    def __init__(self, predicted_s: float) -> None:
-        self.predicted_s = predicted_s
+    def __init__(self, predicted_s: float, *, noise: float = 0.0) -> None:
+        """noise: relative difference in speed that the profile cannot resolve; see `Profile.step_noise`."""
+        self.predicted_s, self._noise = predicted_s, noise
         self.switch_s = math.inf
         """Measured seconds of a change; infinite until the first measurement."""
         self._ratios: deque[float] = deque(maxlen=RECENT)
@@ -48,6 +54,10 @@ class Replanner:
         """
         return median(self._ratios) if self._ratios else 1.0
 
+    def left_s(self, steps_left: int) -> float:
+        """Returns the seconds that the remaining steps take at the recent speed."""
+        return steps_left * self.ratio * self.predicted_s
+
     @property
     def is_due(self) -> bool:
         """True if the residual has changed or AT_MOST steps have passed. Read at publications."""
@@ -63,7 +73,7 @@ class Replanner:
         """
         saved_s = (predicted_s - best_s) * self.ratio * self.predicted_s / predicted_s
         pays = saved_s * steps_left > PAYS_BACK * self.switch_s
-        wants = best_s < (1 - LEAST_GAIN) * predicted_s and pays
+        wants = is_faster(best_s, predicted_s, noise=self._noise) and pays
         self._asked = self._asked + 1 if wants else 0
         self._restart_window(predicted_s)
         return self._asked >= 2

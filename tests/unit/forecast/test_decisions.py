@@ -27,7 +27,7 @@ def test_the_fastest_at_the_measured_length_is_chosen(length: float, best: Sched
     decision = TABLE.decide(SHORT, length)
     assert decision is not None
     assert (decision.schedule, decision.step_s) == (best, pytest.approx(seconds))
-    assert decision.pays == (best != SHORT)
+    assert decision.pays(0.0) == (best != SHORT)
 
 
 def test_seconds_between_two_lengths_are_interpolated_in_logarithms() -> None:

@@ -1,6 +1,7 @@
 """schedule=auto: the valid settings of a recipe, and a run whose planner changes the schedule."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,7 @@ def test_a_run_that_drifts_is_planned_again_and_changed(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         online, "SEARCH_S", 600.0
     )  # the number of simulated samples ends the search, on a busy machine too
+    monkeypatch.setattr(online, "REST_PER_SEARCH", 0.0)
     asked = request(40)
     poor = load_schedule("rlinf-disaggregated")
     results = steps_under(poor, asked)
@@ -111,6 +113,21 @@ def test_a_search_has_the_lowest_priority() -> None:
     [niceness] = planner._process.map(os.nice, [0])
     planner.close()
     assert niceness == LOWEST
+
+
+def test_a_run_that_ends_soon_is_not_searched() -> None:
+    """A search of six seconds in a run of eight took a third of its speed."""
+    schedule = load_schedule("areal")
+    results = steps_under(schedule, request(40))
+    for step_s, searches in ((1.0, False), (100.0, True)):
+        planner = OnlinePlanner(request(40), schedule, step_s, accepts=accept_all)
+        process = planner._pool = Process(*[DecisionTable(lengths=FACTORS, rows={})] * 40)
+        planner.started(1.0, lambda _: True)
+        for result in results[:12]:
+            faster = replace(result, metrics={**result.metrics, "timing_s/step": step_s * (1 + result.step / 10)})
+            planner.on_step(faster, QuietProgress())
+        assert (process.num_asked > 0) == searches
+        planner.close()
 
 
 class Ready:

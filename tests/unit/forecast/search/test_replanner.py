@@ -51,6 +51,16 @@ def test_a_small_gain_changes_nothing() -> None:
         told(rule, 2.0, RECENT)
 
 
+def test_a_gain_below_the_noise_of_the_profile_changes_nothing() -> None:
+    for noise, changes in ((0.1, True), (0.3, False)):
+        rule = Replanner(1.0, noise=noise)
+        rule.switch_s = 0.0
+        told(rule, 1.0, 2 * RECENT)
+        rule.planned(1.0, 0.8, steps_left=100)
+        told(rule, 1.0, RECENT)
+        assert rule.planned(1.0, 0.8, steps_left=100) is changes
+
+
 def test_a_change_must_pay_its_measured_cost_back_twice() -> None:
     for steps_left, changes in ((15, False), (25, True)):
         rule = drifted(switch_s=10.0)
