@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(NAMES))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=24, help="measured of each schedule, at most")
+    parser.add_argument("--steps", type=int, default=150, help="measured of each schedule, at most")
     parser.add_argument("--seconds", type=float, default=8.0, help="of the measured steps, approximately")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each profile")
     parser.add_argument("--store", type=Path, help="file of the points; default with --points: docs/planner.json")
