@@ -188,8 +188,11 @@ class OnlinePlanner:
 
     def _decide_change(self, made: RecipePlan, steps_left: int, progress: ProgressView) -> None:
         best, current = made.found.best, made.found.current
-        current_s = current.score.step_s if current else self._rule.predicted_s
         self._request = made.request
+        if current is None:  # an earlier prediction is of other lengths, and no measure of the gain
+            progress.say("planning again had no time for the present schedule, which stays")
+            return
+        current_s = current.score.step_s
         if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left):
             self._next = best
             progress.say(

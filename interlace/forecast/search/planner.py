@@ -90,7 +90,8 @@ class _Search:
         presets = {name: self._make_seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
         seeds = [self._make_seed(each) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
-        self._try_candidates([presets[BASELINE], *presets.values(), *self._vary_spans([*seeds, *mixed])])
+        start = [*([current] if current else []), presets[BASELINE], *presets.values()]
+        self._try_candidates([*start, *self._vary_spans([*seeds, *mixed])])
         self._climb_hill()
         chosen = self._select_promising()
         if not chosen:
@@ -104,8 +105,8 @@ class _Search:
         front = pareto([self._make_plan(each, middle[each]) for each in inside])
         # The plans to compare come first, then the front and the next best, as far as the effort allows.
         asked = [
-            *inside[:SURE],
             *([current] if current else []),
+            *inside[:SURE],
             presets[BASELINE],
             *_select_unbiased(inside, middle)[:1],
         ]
@@ -203,8 +204,11 @@ class _Search:
 
     def _try_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first."""
-        # The baseline is the first: it needs few steps, so that even a short search has a plan to return.
-        fresh = sorted(self._estimate_candidates(candidates), key=lambda pair: (pair[1].name != BASELINE, pair[0]))
+        # The baseline is among the first: it needs few steps, so that even a short search has a plan to return. So is
+        # the current schedule, because a change needs its prediction.
+        fresh = sorted(
+            self._estimate_candidates(candidates), key=lambda pair: (pair[1].name not in (BASELINE, CURRENT), pair[0])
+        )
         for start in range(0, len(fresh), 16):
             if self._effort.share_left <= SEARCH_LEAVES and self._select_best(1):
                 return

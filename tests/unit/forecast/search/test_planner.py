@@ -360,6 +360,16 @@ def test_checks_end_with_half_of_the_effort_before_the_first_simulation() -> Non
     assert checked_before[0] == 3
 
 
+def test_a_short_search_predicts_the_current_schedule() -> None:
+    """A change compares the two, and an earlier prediction of the current schedule is of other lengths."""
+    current = load_schedule("pipelinerl")
+    limits = PlanLimits(max_staleness=4)
+    problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), limits=limits)
+    scorer = Invented(lambda _: score(1.0))
+    found = planner.search(problem, scorer, effort=SampleEffort(3_000), current=current)
+    assert found.current is not None and found.current.schedule.dispatch == current.dispatch
+
+
 def test_a_short_search_simulates_the_baseline_first_and_counts_few_steps() -> None:
     scorer = Invented(lambda _: score(1.0))
     search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
