@@ -17,8 +17,8 @@ COMMON = (
     "steps=2", "prompts_per_step=4", "logging.loggers=[]", "cluster.hang_after_s=90", "cluster.devices=cpu:2",
 )  # fmt: skip
 TEXT = (
-    "samples_per_prompt=2", "warmup.steps=4", "warmup.batch_size=8", "task.reasoning_gym.train_size=48",
-    "task.reasoning_gym.heldout_size=4", "sampling.max_new_tokens=24",
+    "samples_per_prompt=2", "warmup.steps=4", "warmup.until=null", "warmup.batch_size=8",
+    "task.reasoning_gym.train_size=48", "task.reasoning_gym.heldout_size=4", "sampling.max_new_tokens=24",
     "reward.correct=3", "reward.incorrect=2",
 )  # fmt: skip
 ROBOT = ("episode.env.settings.horizon=20", "task.starts.train_size=48", "task.starts.heldout_size=2")
