@@ -16,6 +16,7 @@ from interlace.data.formatting import render
 from interlace.data.rows import Row
 from interlace.models.loading import load_tokenizer
 from interlace.models.token_text import lossy_text
+from interlace.models.typed_tags import special_tags
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import prompt_writer
 
@@ -121,6 +122,6 @@ def _put_before_last(messages: Messages, context: str) -> Messages:
 def _chat_ids(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> list[int]:
     from interlace.data.chat_template_limits import render_chat  # imports jinja
 
-    text = render_chat(tokenizer, [to_mapping(message) for message in messages], tools=None, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    tags = special_tags(tokenizer)
+    written = [tags.hold_message(to_mapping(message)) for message in messages]
+    return tags.encode(render_chat(tokenizer, written, tools=None, add_generation_prompt=True))
