@@ -9,6 +9,8 @@ from interlace.rollouts.rendering.parsers.base import MarkedText
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+WHITE = " \t\r\n\u2581"
+"""White space, with the character of SentencePiece for a space."""
 FIRST_MARK = 0xF0000
 """First of the private characters that stand for tags in an answer."""
 
@@ -23,7 +25,8 @@ class TokenText(TypedTags):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         added = [(str(token), place) for place, token in sorted(tokenizer.added_tokens_decoder.items())]
-        self.tags: Mapping[str, int] = {tag: place for tag, place in added if len(tag) > 1}
+        # Some tokenizers have added tokens for several line ends or spaces, which are no tags.
+        self.tags: Mapping[str, int] = {tag: place for tag, place in added if len(tag) > 1 and tag.strip(WHITE)}
         """Id of each tag."""
         marked = [place for place, token in tokenizer.added_tokens_decoder.items() if token.special]
         self.special_ids = frozenset([*marked, *tokenizer.all_special_ids])
