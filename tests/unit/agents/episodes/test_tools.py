@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from interlace.agents.episodes.tools import ToolsConfig, ToolsKind
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import ContextFullError, InterlaceError, UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.runs import Runs
 from interlace.core.types import JSON, FinishReason, Prompt, SamplingParams
@@ -111,6 +111,8 @@ class Scripted:
         self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
     ) -> Turn:
         self.seen.append(list(context))  # type: ignore[arg-type]
+        if not self._answers:
+            raise ContextFullError("the context is full")
         message = self._answers.pop(0)
         empty = np.zeros(0, np.int32)
         return Turn(
@@ -210,6 +212,15 @@ def test_an_endless_loop_of_calls_ends_with_the_last_turn() -> None:
     assert outcome is None and len(session.seen) == 3
     assert [message.role for message in session.seen[2]] == ["user", *["assistant", "tool"] * 2]
     assert len(session.used) == 2, "what the last turn calls is not made"
+
+
+def test_an_episode_whose_context_is_full_is_scored_as_it_is() -> None:
+    """The sample failed, so that the mean of a group counted its short samples alone."""
+    outcome, session = played([says(call("pair"), content="turn 0")])
+    assert outcome is not None and len(session.seen) == 2
+    assert (outcome.reward, outcome.text, outcome.finish_reason) == (None, None, FinishReason.LENGTH)
+    with pytest.raises(ContextFullError):
+        played([])
 
 
 @pytest.mark.parametrize(
