@@ -130,9 +130,9 @@ class ToolsEpisode:
         try:
             text, failed = self._shorten_text(_write_result(await self._call_tool(call, tools))), False
         except ToolError as error:
-            text, failed = self._shorten_text(f"Error: {error}"), True
+            text, failed = self._shorten_text(_write_result(f"Error: {error}")), True
         except Exception as error:  # noqa: BLE001 - the model reads any error of its call
-            text, failed = self._shorten_text(f"Error: {type(error).__name__}: {error}"), True
+            text, failed = self._shorten_text(_write_result(f"Error: {type(error).__name__}: {error}")), True
         name = call.name if call.name in tools else ""
         session.tool_called(name, seconds=time.perf_counter() - begun_s, failed=failed)
         return _make_message(call, text)

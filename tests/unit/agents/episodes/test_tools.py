@@ -39,6 +39,11 @@ def half() -> str:
     return "\ud83d"
 
 
+def fails_with_half() -> str:
+    """Fails, with half of a character in its message."""
+    raise OSError("no \ud83d")
+
+
 def pair() -> Mapping[str, JSON]:
     """Returns what is no text."""
     return {"a": [1, None]}
@@ -139,7 +144,7 @@ class Scripted:
 
 
 def config(**settings: object) -> ToolsConfig:
-    names = ("long", "fails", "half", "pair", "never", "held")
+    names = ("long", "fails", "half", "pair", "never", "held", "fails_with_half")
     found = parse_episode({"name": "tools", "tools": [f"{HERE}:{name}" for name in names], **settings})
     assert isinstance(found, ToolsConfig)
     return found
@@ -175,6 +180,7 @@ def test_the_model_reads_what_went_wrong() -> None:
     assert answer_to(call("long")) == "Error: wrong arguments: size: Field required"
     assert answer_to(ToolCall(name="", error="The call is not valid JSON.")) == "Error: The call is not valid JSON."
     assert answer_to(call("half")) == "?"
+    assert answer_to(call("fails_with_half")) == "Error: OSError: no ?"
     assert answer_to(call("never"), tool_timeout_s=0.02) == "Error: never took longer than 0.02 s."
     assert answer_to(call("held"), tool_timeout_s=0.02) == "Error: held took longer than 0.02 s."
     HELD.set()
