@@ -156,7 +156,7 @@ def _find_stop(answer: Answers) -> str | None:
 
 
 def _format_reason(answer: Answers) -> str:
-    return "stop_sequence" if _find_stop(answer) else _REASONS[finish_of(answer.turns[0])]
+    return "stop_sequence" if _find_stop(answer) else _REASONS[finish_of(answer.turns[0], answer.ask)]
 
 
 def _count_usage(answer: Answers) -> dict[str, JSON]:

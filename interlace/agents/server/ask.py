@@ -139,11 +139,14 @@ def cut_before(message: Message, stops: Sequence[str]) -> Message:
     return replace(message, content=message.content[: min(cuts)], tool_calls=()) if cuts else message
 
 
-def finish_of(turn: Turn) -> str:
-    """Returns the reason why an answer ended, in OpenAI's terms."""
-    if calls_of(turn.message):
-        return "tool_calls"
-    return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
+def finish_of(turn: Turn, ask: Ask) -> str:
+    """Returns the reason why an answer ended, in OpenAI's terms.
+
+    An answer that reached its limit of tokens has the reason `length` even if it contains calls: others may be missing.
+    """
+    if turn.finish_reason == FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if calls_of(make_shown_message(turn, ask)) else "stop"
 
 
 def usage_of(answer: Answers) -> dict[str, JSON]:

@@ -1,0 +1,32 @@
+"""Ends and log-probs of answers have the values that clients of other servers expect."""
+
+import pytest
+
+from interlace.core.types import FinishReason
+from tests.support.scripted_session import ScriptedSession
+from tests.unit.agents.server.test_server import ASK, CALL, Client, served
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_that_was_cut_has_the_reason_length_although_it_contains_a_call(is_stream: bool) -> None:
+    """Further calls may be missing, which `tool_calls` would hide from the client."""
+    session = ScriptedSession([CALL] * 4, finish_reason=FinishReason.LENGTH)
+
+    async def ask(client: Client, path: str, body: dict[str, object]) -> list[dict]:
+        if not is_stream:
+            return [await client.post(path, body)]
+        return [data for _, data in await client.events(path, {**body, "stream": True}) if isinstance(data, dict)]
+
+    async def use(client: Client) -> None:
+        choices = [choice for each in await ask(client, "/v1/chat/completions", ASK) for choice in each["choices"]]
+        assert choices[-1]["finish_reason"] == "length"
+        assert any((choice.get("message") or choice["delta"]).get("tool_calls") for choice in choices)
+        found = await ask(client, "/v1/completions", {"prompt": [5]})
+        assert found[-1]["choices"][0]["finish_reason"] == "length"
+        found = await ask(client, "/inference/v1/generate", {"token_ids": [5]})
+        assert found[-1]["choices"][0]["finish_reason"] == "length"
+        found = await ask(client, "/v1/messages", {**ASK, "max_tokens": 9})
+        reasons = [each["delta"]["stop_reason"] for each in found if each["type"] == "message_delta"]
+        assert (reasons or [found[0]["stop_reason"]]) == ["max_tokens"]
+
+    served(session, use)
