@@ -13,7 +13,7 @@ import numpy as np
 
 from interlace.agents.server.app import SessionServer, serving
 from interlace.agents.server.errors import ApiError
-from interlace.core.errors import UserError
+from interlace.core.errors import ContextFullError, UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.models.loading import load_tokenizer
@@ -132,11 +132,11 @@ class TokenizerCodec:
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text. A text that begins with the BOS token gets no second one.
 
-        Raises UserError, before tokenization, for a text that is too long for an engine.
+        Raises ContextFullError, before tokenization, for a text that is too long for an engine.
         """
         fewest = -(-len(text) // self._longest_token)
         if self._max_tokens is not None and fewest >= self._max_tokens:
-            raise UserError(
+            raise ContextFullError(
                 f"the prompt has {len(text)} characters, which are at least {fewest} tokens, and an engine holds "
                 f"{self._max_tokens} of one sequence. Shorten it, or raise rollout.max_tokens."
             )

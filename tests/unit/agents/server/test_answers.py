@@ -2,6 +2,7 @@
 
 import pytest
 
+from interlace.core.errors import ContextFullError
 from interlace.core.types import FinishReason
 from tests.support.scripted_session import ScriptedSession
 from tests.unit.agents.server.test_server import ASK, CALL, Client, served
@@ -30,3 +31,16 @@ def test_an_answer_that_was_cut_has_the_reason_length_although_it_contains_a_cal
         assert (reasons or [found[0]["stop_reason"]]) == ["max_tokens"]
 
     served(session, use)
+
+
+def test_a_context_without_room_has_the_code_that_clients_know() -> None:
+    class Full(ScriptedSession):
+        async def generate(self, *_: object, **__: object) -> None:  # type: ignore[override]
+            raise ContextFullError("the context has 9 tokens.")
+
+    async def use(client: Client) -> None:
+        error = (await client.post("/v1/chat/completions", ASK))["error"]
+        assert client.status == 400 and error["code"] == "context_length_exceeded"
+        assert "maximum context length" in error["message"]
+
+    served(Full([]), use)
