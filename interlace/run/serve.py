@@ -134,6 +134,7 @@ class TokenizerCodec:
 
         Raises ContextFullError, before tokenization, for a text that is too long for an engine.
         """
+        An end token that the tokenizer adds to each text is left out: the model continues the text.
         fewest = -(-len(text) // self._longest_token)
         if self._max_tokens is not None and fewest >= self._max_tokens:
             raise ContextFullError(
@@ -143,6 +144,9 @@ class TokenizerCodec:
         found = list(self._tokenizer.encode(text))
         bos = self._tokenizer.bos_token_id
         has_two = bos is not None and found[:2] == [bos, bos]
+        if found[-1:] == [self._tokenizer.eos_token_id]:
+            bare = self._tokenizer.encode(text, add_special_tokens=False)
+            found = found if found[-len(bare) :] == bare else found[:-1]
         return found[1:] if has_two and text.startswith(str(self._tokenizer.bos_token)) else found
 
     def decode(self, token_ids: Sequence[int]) -> str:

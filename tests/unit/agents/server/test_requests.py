@@ -283,3 +283,15 @@ def test_a_message_with_a_picture_names_the_part() -> None:
     assert Body({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}).read(
         ChatRequest
     ).messages[0].message("it") == Message(role="user", content="hi")
+
+
+def test_the_end_token_of_a_tokenizer_is_no_part_of_a_prompt() -> None:
+    from tokenizers import processors
+
+    tokenizer = build_tokenizer(1024, chat=True)
+    plain, end = TokenizerCodec(tokenizer).encode("hi"), str(tokenizer.eos_token)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    codec = TokenizerCodec(tokenizer)
+    assert codec.encode("hi") == plain and codec.encode("hi" + end) == [*plain, tokenizer.eos_token_id]
