@@ -4,8 +4,10 @@ import pytest
 
 from interlace.core.errors import ContextFullError
 from interlace.core.types import FinishReason
+from interlace.models.tiny import build_tokenizer
+from interlace.run.serve import TokenizerCodec
 from tests.support.scripted_session import ScriptedSession
-from tests.unit.agents.server.test_server import ASK, CALL, Client, served
+from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -31,6 +33,21 @@ def test_an_answer_that_was_cut_has_the_reason_length_although_it_contains_a_cal
         assert (reasons or [found[0]["stop_reason"]]) == ["max_tokens"]
 
     served(session, use)
+
+
+def test_a_part_of_a_character_has_its_own_bytes_among_the_log_probs() -> None:
+    """Each had the bytes of the character that replaces it."""
+    tokenizer = build_tokenizer(256, chat=True)
+    codec, text = TokenizerCodec(tokenizer), " 🙂<answer>é"
+    spelled = [codec.spell(token) for token in codec.encode(text)]
+    assert b"".join(spelled).decode() == text and b"\xf0" in spelled and b"<answer>" in spelled
+
+    async def use(client: Client) -> None:
+        [choice] = (await client.post("/v1/chat/completions", {**ASK, "logprobs": True}))["choices"]
+        found = choice["logprobs"]["content"]
+        assert [each["bytes"] for each in found] == [list(codec.spell(token)) for token in (11, 12, 2)]
+
+    served(ScriptedSession([HELLO]), use, codec=codec)
 
 
 def test_a_context_without_room_has_the_code_that_clients_know() -> None:

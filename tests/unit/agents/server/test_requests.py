@@ -5,7 +5,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -187,8 +187,8 @@ class Held:
         assert self.may_end.wait(15)
         return [5]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(token_ids)
+    def spell(self, token_id: int) -> bytes:
+        return str(token_id).encode()
 
 
 def test_the_server_answers_others_while_a_long_prompt_is_tokenized() -> None:
