@@ -151,8 +151,8 @@ def _make_blocks(answer: Answers) -> list[JSON]:
 
 
 def _find_stop(answer: Answers) -> str | None:
-    content = answer.turns[0].message.content
-    return next((stop for stop in answer.ask.stop if stop in content), None)
+    """Returns the client's stop text that ended the answer. The content lacks one that is white space at its end."""
+    return next((stop for stop in answer.ask.stop if stop in answer.turns[0].text), None)
 
 
 def _format_reason(answer: Answers) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from interlace.core.errors import ContextFullError
+from interlace.core.messages import Message
 from interlace.core.types import FinishReason
 from interlace.models.tiny import build_tokenizer
 from interlace.run.serve import TokenizerCodec
@@ -31,6 +32,17 @@ def test_an_answer_that_was_cut_has_the_reason_length_although_it_contains_a_cal
         found = await ask(client, "/v1/messages", {**ASK, "max_tokens": 9})
         reasons = [each["delta"]["stop_reason"] for each in found if each["type"] == "message_delta"]
         assert (reasons or [found[0]["stop_reason"]]) == ["max_tokens"]
+
+    served(session, use)
+
+
+def test_a_stop_text_of_white_space_is_named_as_the_reason() -> None:
+    session = ScriptedSession([Message(role="assistant", content="one\n\n")])
+
+    async def use(client: Client) -> None:
+        found = await client.post("/v1/messages", {**ASK, "max_tokens": 9, "stop_sequences": ["\n\n"]})
+        assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "\n\n")
+        assert found["content"] == [{"type": "text", "text": "one"}]
 
     served(session, use)
 
