@@ -53,6 +53,11 @@ def test_a_field_that_no_route_knows_is_refused_by_name(model: type[RequestModel
         assert found.value.status == 400 and found.value.param == name
 
 
+@pytest.mark.parametrize("model", MINIMAL, ids=lambda model: model.__name__)
+def test_an_unknown_field_that_is_null_counts_as_left_out(model: type[RequestModel]) -> None:
+    assert Body({**MINIMAL[model], "guided_json": None, "typo": None}).read(model) == Body(MINIMAL[model]).read(model)
+
+
 @pytest.mark.parametrize(
     ("model", "name", "value", "harmless"),
     [
