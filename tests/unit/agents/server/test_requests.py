@@ -205,6 +205,14 @@ def test_the_server_answers_others_while_a_long_prompt_is_tokenized() -> None:
         async with client.http.get(client.url + "/health") as response:
             assert await response.json() == {"status": "ok"}
         codec.may_end.set()
+def test_the_scheme_of_a_key_has_no_case() -> None:
+    async def use(client: Client) -> None:
+        await client.post("/v1/chat/completions", ASK, Authorization=f"bearer {client.key}")
+        assert client.status == 200
+
+    served(ScriptedSession([HELLO]), use)
+
+
         assert (await asking)["choices"]
 
     served(ScriptedSession([HELLO]), use, codec=codec)
