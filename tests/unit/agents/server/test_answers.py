@@ -1,14 +1,30 @@
 """Ends and log-probs of answers have the values that clients of other servers expect."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
 import pytest
 
 from interlace.core.errors import ContextFullError
 from interlace.core.messages import Message
 from interlace.core.types import FinishReason
 from interlace.models.tiny import build_tokenizer
+from interlace.rollouts.base import Turn
 from interlace.run.serve import TokenizerCodec
 from tests.support.scripted_session import ScriptedSession
 from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
+
+
+class Changed(ScriptedSession):
+    """A scripted session whose turns have other values than their messages."""
+
+    changes: ClassVar[Mapping[str, object]] = {}
+
+    async def generate(self, *context: object, **options: object) -> Turn:
+        turn = await super().generate(*context, **options)  # type: ignore[arg-type]
+        return replace(turn, **self.changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -37,14 +53,15 @@ def test_an_answer_that_was_cut_has_the_reason_length_although_it_contains_a_cal
 
 
 def test_a_stop_text_of_white_space_is_named_as_the_reason() -> None:
-    session = ScriptedSession([Message(role="assistant", content="one\n\n")])
+    class Stopped(Changed):
+        changes: ClassVar[Mapping[str, object]] = {"text": "one\n\n"}
 
     async def use(client: Client) -> None:
         found = await client.post("/v1/messages", {**ASK, "max_tokens": 9, "stop_sequences": ["\n\n"]})
         assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "\n\n")
         assert found["content"] == [{"type": "text", "text": "one"}]
 
-    served(session, use)
+    served(Stopped([Message(role="assistant", content="one")]), use)
 
 
 def test_a_part_of_a_character_has_its_own_bytes_among_the_log_probs() -> None:
@@ -53,13 +70,17 @@ def test_a_part_of_a_character_has_its_own_bytes_among_the_log_probs() -> None:
     codec, text = TokenizerCodec(tokenizer), " 🙂<answer>é"
     spelled = [codec.spell(token) for token in codec.encode(text)]
     assert b"".join(spelled).decode() == text and b"\xf0" in spelled and b"<answer>" in spelled
+    ids = np.array(codec.encode(text), np.int32)
+
+    class Emoji(Changed):
+        changes: ClassVar[Mapping[str, object]] = {"token_ids": ids, "logprobs": -np.ones(len(ids), np.float32)}
 
     async def use(client: Client) -> None:
         [choice] = (await client.post("/v1/chat/completions", {**ASK, "logprobs": True}))["choices"]
         found = choice["logprobs"]["content"]
-        assert [each["bytes"] for each in found] == [list(codec.spell(token)) for token in (11, 12, 2)]
+        assert bytes(byte for each in found for byte in each["bytes"]).decode() == text
 
-    served(ScriptedSession([HELLO]), use, codec=codec)
+    served(Emoji([HELLO]), use, codec=codec)
 
 
 def test_a_context_without_room_has_the_code_that_clients_know() -> None:
