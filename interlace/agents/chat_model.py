@@ -32,6 +32,8 @@ class ModelClient:
     loop: asyncio.AbstractEventLoop
     shown: ShownMessages = field(default_factory=ShownMessages)
     """Answers that end before a stop text, or have calls that could not be read, which LangChain's messages lose."""
+    turns: list[Turn] = field(default_factory=list)
+    """Turns so far."""
 
 
 CLIENT: ContextVar[ModelClient] = ContextVar("client")
@@ -94,6 +96,7 @@ class PolicyChatModel(BaseChatModel):
             params = params.model_copy(update={"stop": (*params.stop, *stop)})
         given = client.shown.find_sampled([_read_message(each) for each in convert_to_openai_messages(messages)])
         turn = await client.session.generate(given, tools=kwargs.get("tools", ()), params=params)
+        client.turns.append(turn)
         message = cut_before(turn.message, stop or ())
         client.shown.add(replace(message, tool_calls=calls_of(message)), turn.message)
         return ChatResult(generations=[ChatGeneration(message=_make_answer(message, turn))])

@@ -16,6 +16,10 @@ class UserError(InterlaceError):
     """The input cannot work. The command line prints the message and exits with code 2 before any work starts."""
 
 
+class ContextFullError(UserError):
+    """The context of a turn leaves no room for an answer in the longest sequence that an engine holds."""
+
+
 class DiskFullError(UserError):
     """A file could not be written because the disk is full."""
 

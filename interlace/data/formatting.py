@@ -13,6 +13,7 @@ from interlace.core.types import JSON, Prompt
 from interlace.data.chat import as_text, with_last
 from interlace.data.config import PromptFormat
 from interlace.data.rows import Row
+from interlace.models.typed_tags import TypedTags, special_tags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,8 +90,9 @@ def to_prompts(
             "are, or give the column `prompt`, or conversations of messages."
         )
     spoken = [_make_messages(row, question, style) for row, question in zip(rows, questions, strict=True)]
+    tags = special_tags(tokenizer)
     dressed = [
-        _apply_template(row, messages, style, tokenizer if chat else None)
+        _apply_template(row, messages, tokenizer, tags) if chat else _join_text(row, messages, style)
         for row, messages in zip(rows, spoken, strict=True)
     ]
     for row, text in zip(rows, dressed, strict=True):
@@ -99,7 +101,7 @@ def to_prompts(
     if chat and write:
         ids = [write(messages, row) for row, messages in zip(rows, spoken, strict=True)]
     elif chat:  # the template writes the special tokens
-        ids = tokenizer(dressed, add_special_tokens=False)["input_ids"]
+        ids = tags.encode_all(dressed)
     else:
         ids = _with_specials(dressed, tokenizer)
     for row, tokens in zip(rows, ids, strict=True):
@@ -156,28 +158,29 @@ def _make_messages(row: Row, question: str, style: PromptFormat) -> Messages:
     return messages
 
 
-def _apply_template(
-    row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None"
-) -> str:
-    """Returns the text that is tokenized. tokenizer: applies its chat template; None applies no template."""
-    if tokenizer is None:
-        if row.tools:
-            raise UserError(
-                f"{row.origin} has tools, which only a chat template can write, and none is applied. Take an instruct "
-                "model or its tokenizer (model.tokenizer), or set task.columns.tools=null."
-            )
-        if len(row.messages) > 1:
-            raise UserError(
-                f"{row.origin}: the prompt is a chat of {len(row.messages)} messages, which only a chat template can "
-                "put together, and "
-                + ("the tokenizer has none" if style.chat_template else "task.format.chat_template=false")
-                + ". Take an instruct model or its tokenizer (model.tokenizer), or prompts of plain text."
-            )
-        question = messages[-1].content
-        return question if style.system is None else f"{style.system}\n\n{question}"
+def _join_text(row: Row, messages: Messages, style: PromptFormat) -> str:
+    """Returns the text of a prompt without a chat template. Raises UserError for what only a template can write."""
+    if row.tools:
+        raise UserError(
+            f"{row.origin} has tools, which only a chat template can write, and none is applied. Take an instruct "
+            "model or its tokenizer (model.tokenizer), or set task.columns.tools=null."
+        )
+    if len(row.messages) > 1:
+        raise UserError(
+            f"{row.origin}: the prompt is a chat of {len(row.messages)} messages, which only a chat template can "
+            "put together, and "
+            + ("the tokenizer has none" if style.chat_template else "task.format.chat_template=false")
+            + ". Take an instruct model or its tokenizer (model.tokenizer), or prompts of plain text."
+        )
+    question = messages[-1].content
+    return question if style.system is None else f"{style.system}\n\n{question}"
+
+
+def _apply_template(row: Row, messages: Messages, tokenizer: "PreTrainedTokenizerBase", tags: TypedTags) -> str:
+    """Returns the text of a prompt by the chat template. tags: masked in the texts of the row."""
     from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
-    written = [to_mapping(message) for message in messages]
+    written = [tags.hold_message(to_mapping(message)) for message in messages]
     tools = [tool_mapping(tool) for tool in row.tools] or None
     try:
         text = render_chat(tokenizer, written, tools=tools, add_generation_prompt=True)

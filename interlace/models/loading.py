@@ -12,6 +12,7 @@ from interlace.core.hub import find_hub_fault
 from interlace.models.built import build_model, is_own_type, list_built_names, load_built_tokenizer, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import convert_gguf
+from interlace.models.stop_tokens import list_stop_tokens
 from interlace.models.tiny import TINY, refuse_tiny
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.observe.checkpoints import Checkpoints
@@ -370,28 +371,3 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
                 f"the tokenizer of {origin.location!r} has no {kind}: set model.{kind} to a token of its vocabulary."
             )
     return tokenizer
-
-
-def list_stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Returns the tokens that end a response: the tokenizer's, the generation config's and the chat template's."""
-    found = model.generation_config.eos_token_id if model.generation_config is not None else None
-    listed = found if isinstance(found, list) else [] if found is None else [found]
-    return tuple(sorted({int(tokenizer.eos_token_id), *listed, *_end_of_turn(tokenizer)}))
-
-
-def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Returns the added token with which the chat template ends an answer; empty if there is none."""
-    from jinja2 import TemplateError
-
-    if not tokenizer.chat_template:
-        return ()
-    mark = "\ue002"
-    probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
-    try:
-        text = str(tokenizer.apply_chat_template(probe, tokenize=False))
-    except (TemplateError, TypeError, ValueError, OverflowError):
-        return ()  # The chat renderer, if one is used, reports the template's error.
-    end = text.rpartition(mark)[2]
-    added = {str(token): place for place, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
-    fitting = [tag for tag in added if end.startswith(tag)]
-    return (added[max(fitting, key=len)],) if fitting else ()

@@ -1,6 +1,7 @@
-"""Alignment of two tokenizations of a text: groups of tokens, of each tokenizer, that spell the same characters."""
+"""Bytes of tokens, and alignment of two tokenizations of a text: groups of tokens that spell the same characters."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,6 +10,10 @@ if TYPE_CHECKING:
 
 _INCOMPLETE = "\ufffd"
 """Character that a decoder writes for the bytes of an incomplete character."""
+_SPACE = "\u2581"
+"""Character of SentencePiece for a space."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""Token of SentencePiece for one byte."""
 
 
 class SpelledTokens(NamedTuple):
@@ -71,3 +76,38 @@ def lossy_text(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> tu
 def _decode_ids(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
     found = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return found if isinstance(found, str) else "".join(found)
+
+
+class TokenBytes:
+    """Bytes of the tokens of a tokenizer."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._added = {place: str(token) for place, token in tokenizer.added_tokens_decoder.items()}
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self._has_byte_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+
+    def spell(self, token_id: int) -> bytes:
+        """Returns the bytes of a token. They may be a part of a character, which a decoder would replace by U+FFFD."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(piece, str):  # the model has more outputs than the tokenizer has tokens
+            return b""
+        if self._has_byte_letters and all(letter in _BYTES for letter in piece):
+            return bytes(_BYTES[letter] for letter in piece)
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes.fromhex(match[1])
+        if _SPACE in piece:  # decoding drops the space at the beginning of a text
+            return piece.replace(_SPACE, " ").encode()
+        return _decode_ids(self._tokenizer, [token_id]).encode(errors="replace")
+
+
+def _list_byte_letters() -> Mapping[str, int]:
+    """Returns the byte of each letter of byte-level tokenizers (GPT-2): printable characters stand for themselves."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _list_byte_letters()

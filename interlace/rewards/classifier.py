@@ -10,6 +10,7 @@ from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
+from interlace.models.typed_tags import special_tags
 from interlace.rewards.config import MODEL, RewardConfig
 from interlace.rewards.shaping import shape_result
 
@@ -100,17 +101,21 @@ def encode_scored(
 def _encode_text(
     tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
 ) -> list[int]:
-    """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored()."""
+    """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored().
+
+    A special token that a text spells is read as text, so that a response cannot contain further turns.
+    """
     if not (chat_template and tokenizer.chat_template):
         return list(tokenizer(prompt.text + response)["input_ids"])
-    conversation = [to_mapping(message) for message in prompt.messages]
-    turns = [*(conversation or [{"role": "user", "content": prompt.text}]), {"role": "assistant", "content": response}]
+    tags = special_tags(tokenizer)
+    conversation = [to_mapping(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text}]
+    turns = [*map(tags.hold_message, conversation), {"role": "assistant", "content": tags.hold(response)}]
     # The template writes the special tokens, so it makes text first. Its annotation has no messages with calls.
     try:
         text = str(tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
     except Exception as error:  # a template is a program, which may raise any error
         raise UserError(f"the reward model's chat template: {str(error)[:500] or type(error).__name__}") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return tags.encode(text)
 
 
 def _split_batches(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

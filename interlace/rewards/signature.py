@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from interlace.core.callables import unwrap_partial
 from interlace.core.errors import UserError, nearest
+from interlace.core.tasks import is_cancelled
 from interlace.core.types import JSON
 
 SINGLE = ("prompt", "response", "answer", "metadata", "messages", "completion_ids")
@@ -132,7 +133,9 @@ class RewardCall:
     async def _score_one(self, request: ScoreRequest) -> Any:
         try:
             return await self._call_function(self._make_arguments(request))
-        except BaseException as error:  # noqa: BLE001 - code of a response may run here and exit, or raise Ctrl-C's
+        except BaseException as error:  # code of a response may run here and exit, or raise Ctrl-C's
+            if is_cancelled():
+                raise
             return error
 
     async def _score_batch(self, requests: Sequence[ScoreRequest]) -> list[Any]:
@@ -141,7 +144,9 @@ class RewardCall:
             return self._one_value_each(values, len(requests))
         except RewardTypeError as error:
             return [error] * len(requests)
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # as above
+            if is_cancelled():
+                raise  # a time limit ended the call: the function is not called again
             if len(requests) == 1:
                 return [error]
             # Only the sample that the function cannot score fails.

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from interlace.core.errors import UserError
+from interlace.core.errors import ContextFullError, UserError
 from interlace.core.messages import Message, ToolSpec, as_message, same_message
 from interlace.core.sampling import LARGEST_INT32
 from interlace.core.types import JSON, IntArray, SamplingParams
@@ -110,10 +110,10 @@ class ContextEncoder:
         return found.astype(np.int32)
 
     def check_length(self, num_tokens: int, number: int, bound: str = "") -> None:
-        """Raises UserError for a context that leaves no room for an answer. bound: words before the number."""
+        """Raises ContextFullError if a context leaves no room for an answer. bound: words before the number."""
         most = self._max_tokens
         if most is not None and num_tokens >= most:
-            raise UserError(
+            raise ContextFullError(
                 f"the context of turn {number} has {bound}{num_tokens} tokens, and an engine holds {most} of one "
                 "sequence. Raise rollout.max_tokens if the model's context is longer, or end the episode sooner."
             )

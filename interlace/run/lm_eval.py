@@ -24,6 +24,7 @@ from interlace.engines.rollout.services.protocol import Delta, EngineClient, Ser
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.models.size import context_length
+from interlace.models.stop_tokens import read_stop_tokens
 from interlace.run.recipe.config import Recipe
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def open_server(address: Address, *, dialect: str = "interlace", tokenizer: str 
     module = dialect_named(dialect)
     path = tokenizer or _find_served_model(address, dialect)
     known = load_tokenizer(ModelConfig(path=path))
-    stops = [known.eos_token_id] if known.eos_token_id is not None else []
+    stops = read_stop_tokens(path, known)
     return EngineLM(lambda: module.connect(address, seed=0, own_stops=stops), known, stop_token_ids=stops)
 
 

@@ -249,7 +249,7 @@ def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConf
     from interlace.models.loading import load_tokenizer
 
     tokenizers = Tokenizers(student=load_tokenizer(source.recipe.model), teacher=loaded.tokenizer)
-    read = text_reader(loaded.tokenizer)
+    read = text_reader(loaded.tokenizer, source.recipe.renderer.chat_template_kwargs)
     return TextTeacherEngine(loaded.model, config=config, tokenizers=tokenizers, read=read, device=device)
 
 

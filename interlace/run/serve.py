@@ -13,10 +13,11 @@ import numpy as np
 
 from interlace.agents.server.app import SessionServer, serving
 from interlace.agents.server.errors import ApiError
-from interlace.core.errors import UserError
+from interlace.core.errors import ContextFullError, UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.models.loading import load_tokenizer
+from interlace.models.token_text import TokenBytes
 from interlace.rollouts.base import Session
 from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.pool import EnginePool
@@ -128,26 +129,31 @@ class TokenizerCodec:
         """max_tokens: length of the longest sequence that an engine can hold."""
         self._tokenizer, self._max_tokens = tokenizer, max_tokens
         self._longest_token = longest_token(tokenizer)
+        self._bytes = TokenBytes(tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text. A text that begins with the BOS token gets no second one.
 
-        Raises UserError, before tokenization, for a text that is too long for an engine.
+        An end token that the tokenizer adds to each text is left out: the model continues the text.
+        Raises ContextFullError, before tokenization, for a text that is too long for an engine.
         """
         fewest = -(-len(text) // self._longest_token)
         if self._max_tokens is not None and fewest >= self._max_tokens:
-            raise UserError(
+            raise ContextFullError(
                 f"the prompt has {len(text)} characters, which are at least {fewest} tokens, and an engine holds "
                 f"{self._max_tokens} of one sequence. Shorten it, or raise rollout.max_tokens."
             )
         found = list(self._tokenizer.encode(text))
+        if found[-1:] == [self._tokenizer.eos_token_id]:
+            bare = self._tokenizer.encode(text, add_special_tokens=False)
+            found = found if found[-len(bare) :] == bare else found[:-1]
         bos = self._tokenizer.bos_token_id
         has_two = bos is not None and found[:2] == [bos, bos]
         return found[1:] if has_two and text.startswith(str(self._tokenizer.bos_token)) else found
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, special tokens included."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+    def spell(self, token_id: int) -> bytes:
+        """Returns the bytes of a token. They may be a part of a character."""
+        return self._bytes.spell(token_id)
 
 
 class PoolVisitors:

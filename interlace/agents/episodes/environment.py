@@ -12,10 +12,10 @@ from pydantic import Field, JsonValue, model_validator
 from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode, select_numbers
 from interlace.agents.server.host import SessionHost
 from interlace.agents.tools.function import on_thread
-from interlace.core.errors import UserError
+from interlace.core.errors import ContextFullError, UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool, to_mapping
 from interlace.core.plugins import load_object
-from interlace.core.types import Prompt
+from interlace.core.types import FinishReason, Prompt
 from interlace.rollouts.base import Episode, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
@@ -87,8 +87,8 @@ def create_verifiers_episode(config: EnvironmentConfig) -> Episode:
 class EnvironmentEpisode:
     """Alternates between the model and an object of the class. The reward is the sum of the turns' rewards.
 
-    After `max_turns` turns the episode ends with the rewards so far: a sample that failed instead would not be trained
-    on, and the others would seem to be all.
+    After `max_turns` turns, or if the context has no room for a further turn, the episode ends with the rewards so far:
+    a sample that failed instead would not be trained on, and the others would seem to be all.
     """
 
     def __init__(self, spec: str, options: Mapping[str, JsonValue], max_turns: int) -> None:
@@ -108,8 +108,13 @@ class EnvironmentEpisode:
             begun = await _call_method(environment.reset, row)
         messages = list(prompt.messages) if begun is None else _read_messages(begun, "reset")
         text = ""
-        for _ in range(self._max_turns):
-            turn = await session.generate(messages, tools=tools)
+        for number in range(self._max_turns):
+            try:
+                turn = await session.generate(messages, tools=tools)
+            except ContextFullError:
+                if number == 0:
+                    raise
+                return Outcome(reward=0.0, text=text, finish_reason=FinishReason.LENGTH)
             text = turn.message.content
             async with session.waiting("the environment's step"):
                 said, reward, over = _read_step(await _call_method(environment.step, turn.message))

@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interlace.core.errors import UserError
+from interlace.core.errors import ContextFullError, UserError
 from interlace.core.messages import ToolSpec, to_mapping
 from interlace.core.plugins import load_callable
-from interlace.core.types import Prompt
+from interlace.core.types import FinishReason, Prompt
 from interlace.rollouts.base import Episode, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
@@ -64,7 +64,8 @@ class GraphEpisode:
 
         thread = self._choose_thread(f"{prompt.uid}#{session.seed}")
         await self._delete_thread(thread)  # a killed run may have left one in a database
-        token = CLIENT.set(ModelClient(session=session, loop=asyncio.get_running_loop()))
+        client = ModelClient(session=session, loop=asyncio.get_running_loop())
+        token = CLIENT.set(client)
         try:
             state = await self._graph.ainvoke(
                 {"messages": [to_mapping(message) for message in prompt.messages]},
@@ -74,6 +75,10 @@ class GraphEpisode:
                     "metadata": {"uid": prompt.uid},
                 },
             )
+        except ContextFullError:
+            if not client.turns:
+                raise
+            return Outcome(finish_reason=FinishReason.LENGTH)
         finally:
             CLIENT.reset(token)
             if await self._delete_thread(thread):

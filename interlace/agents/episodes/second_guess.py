@@ -5,8 +5,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from interlace.core.errors import ContextFullError
 from interlace.core.messages import Message
-from interlace.core.types import Prompt
+from interlace.core.types import FinishReason, Prompt
 from interlace.rollouts.base import Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
@@ -55,7 +56,11 @@ class SecondGuess:
             return Outcome(text=first.message.content, parts={"first": 1.0, "second": 0.0})
         feedback = self._config.feedback.format(answer=prompt.answer, guess=first.message.content)
         said = [*prompt.messages, first.message, Message(role="user", content=feedback)]
-        second = await session.generate(said)
+        try:
+            second = await session.generate(said)
+        except ContextFullError:
+            parts = {"first": 0.0, "second": 0.0}
+            return Outcome(text=first.message.content, parts=parts, finish_reason=FinishReason.LENGTH)
         is_right = self._is_right(second.message, prompt)
         session.reward(second, self._config.second_reward * is_right)
         return Outcome(text=second.message.content, parts={"first": 0.0, "second": float(is_right)})

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from interlace.agents.tools.base import QueuedTool, Tool, ToolError, ToolSource, Visit
 from interlace.agents.tools.config import ToolConfig, all_specs, tool_source
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import ContextFullError, InterlaceError
 from interlace.core.messages import Message, ToolCall, ToolSpec
-from interlace.core.types import Prompt
+from interlace.core.types import FinishReason, Prompt
 from interlace.rollouts.base import Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
@@ -62,7 +62,10 @@ class ToolsKind(EpisodeKind):
 
 
 class ToolsEpisode:
-    """Alternates between turns and tool results. The recipe's reward scores the text of the last turn."""
+    """Alternates between turns and tool results. The recipe's reward scores the text of the last turn.
+
+    An episode whose results leave no room for a further turn in the context ends there.
+    """
 
     def __init__(self, config: ToolsConfig) -> None:
         self._config = config
@@ -95,12 +98,18 @@ class ToolsEpisode:
 
     async def _run_turns(self, prompt: Prompt, session: Session, tools: dict[str, Tool]) -> Outcome | None:
         messages = list(prompt.messages)
-        for turns_left in reversed(range(self._config.max_turns)):
-            turn = await session.generate(messages, tools=self._specs)
+        for number in range(self._config.max_turns):
+            try:
+                turn = await session.generate(messages, tools=self._specs)
+            except ContextFullError:
+                if number == 0:
+                    raise
+                # If long samples failed instead, the statistics of a group would count its short samples alone.
+                return Outcome(finish_reason=FinishReason.LENGTH)
             calls = turn.message.tool_calls
             if not calls:
                 return Outcome(text=turn.message.content)
-            if turns_left:
+            if number < self._config.max_turns - 1:
                 messages += [turn.message, *await self._answers(calls, tools, session)]
         return None  # the text of the last turn is scored, including its calls
 
@@ -121,9 +130,9 @@ class ToolsEpisode:
         try:
             text, failed = self._shorten_text(_write_result(await self._call_tool(call, tools))), False
         except ToolError as error:
-            text, failed = self._shorten_text(f"Error: {error}"), True
+            text, failed = self._shorten_text(_write_result(f"Error: {error}")), True
         except Exception as error:  # noqa: BLE001 - the model reads any error of its call
-            text, failed = self._shorten_text(f"Error: {type(error).__name__}: {error}"), True
+            text, failed = self._shorten_text(_write_result(f"Error: {type(error).__name__}: {error}")), True
         name = call.name if call.name in tools else ""
         session.tool_called(name, seconds=time.perf_counter() - begun_s, failed=failed)
         return _make_message(call, text)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import dropwhile
 
 from interlace.agents.server.ask import (
     Answers,
@@ -109,10 +110,20 @@ def count_ask(request: CountRequest) -> Ask:
     messages = [Message(role="system", content=request.system)] if request.system else []
     for place, one in enumerate(request.messages):
         messages += _read_messages(one, f"messages[{place}]")
+    messages = _join_systems(messages)
     choice = request.tool_choice.type if request.tool_choice else "auto"
     tools = [] if choice == "none" else [_read_tool(tool) for tool in request.tools or ()]
     one_call = bool(request.tool_choice and request.tool_choice.disable_parallel_tool_use)
     return Ask(context=tuple(messages), tools=check_tools(tools), model=request.model or "", one_call=one_call)
+
+
+def _join_systems(messages: list[Message]) -> list[Message]:
+    """Joins the system messages at the beginning: chat templates write one."""
+    others = list(dropwhile(lambda message: message.role == "system", messages))
+    first = messages[: len(messages) - len(others)]
+    if not first:
+        return others
+    return [Message(role="system", content="\n\n".join(message.content for message in first)), *others]
 
 
 def _read_messages(given: AnthropicMessage, where: str) -> list[Message]:
@@ -151,12 +162,12 @@ def _make_blocks(answer: Answers) -> list[JSON]:
 
 
 def _find_stop(answer: Answers) -> str | None:
-    content = answer.turns[0].message.content
-    return next((stop for stop in answer.ask.stop if stop in content), None)
+    """Returns the client's stop text that ended the answer. The content lacks one that is white space at its end."""
+    return next((stop for stop in answer.ask.stop if stop in answer.turns[0].text), None)
 
 
 def _format_reason(answer: Answers) -> str:
-    return "stop_sequence" if _find_stop(answer) else _REASONS[finish_of(answer.turns[0])]
+    return "stop_sequence" if _find_stop(answer) else _REASONS[finish_of(answer.turns[0], answer.ask)]
 
 
 def _count_usage(answer: Answers) -> dict[str, JSON]:

@@ -319,8 +319,10 @@ async def serving(server: SessionServer, host: str = "127.0.0.1", port: int = 0)
 
 
 def _read_key(request: "web.Request") -> str:
-    bearer = request.headers.get("Authorization", "")
-    return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
+    # The name of a scheme has no case in HTTP: some clients send "bearer".
+    given = request.headers.get("Authorization", "").strip()
+    key = given[len("Bearer ") :].strip() if given.lower().startswith("bearer ") else given
+    return key or request.headers.get("x-api-key", "")
 
 
 async def _on_thread(content: bytes, function: Callable[[], T]) -> T:

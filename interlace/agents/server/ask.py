@@ -80,8 +80,8 @@ class TextCodec(Protocol):
         """
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, including special tokens."""
+    def spell(self, token_id: int) -> bytes:
+        """Returns the bytes of a token. They may be a part of a character."""
         ...
 
 
@@ -139,11 +139,14 @@ def cut_before(message: Message, stops: Sequence[str]) -> Message:
     return replace(message, content=message.content[: min(cuts)], tool_calls=()) if cuts else message
 
 
-def finish_of(turn: Turn) -> str:
-    """Returns the reason why an answer ended, in OpenAI's terms."""
-    if calls_of(turn.message):
-        return "tool_calls"
-    return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
+def finish_of(turn: Turn, ask: Ask) -> str:
+    """Returns the reason why an answer ended, in OpenAI's terms.
+
+    An answer that reached its limit of tokens has the reason `length` even if it contains calls: others may be missing.
+    """
+    if turn.finish_reason == FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if calls_of(make_shown_message(turn, ask)) else "stop"
 
 
 def usage_of(answer: Answers) -> dict[str, JSON]:
@@ -183,15 +186,20 @@ def details_of(answer: Answers) -> dict[str, JSON]:
     return {**prompt_of(answer, turn.prompt_ids), **tokens_of(answer, turn), "logprobs": turn.logprobs.tolist()}
 
 
+def spell_token(token: int, codec: TextCodec | None) -> bytes:
+    """Returns a token's bytes, or `token_id:N` without a tokenizer."""
+    return codec.spell(token) if codec else f"token_id:{token}".encode()
+
+
 def token_name(token: int, codec: TextCodec | None) -> str:
-    """Returns a token's text, or `token_id:N` without a tokenizer."""
-    return codec.decode([token]) if codec else f"token_id:{token}"
+    """Returns a token's text, in which U+FFFD replaces a part of a character."""
+    return spell_token(token, codec).decode(errors="replace")
 
 
 def logprobs_of(turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
     """Writes the log-probs of the distribution that was sampled from, in the chat form."""
     content: list[JSON] = []
     for token, logprob in zip(turn.token_ids.tolist(), turn.logprobs.tolist(), strict=True):
-        name = token_name(token, codec)
-        content.append({"token": name, "logprob": logprob, "bytes": list(name.encode()), "top_logprobs": []})
+        name, spelled = token_name(token, codec), list(spell_token(token, codec))
+        content.append({"token": name, "logprob": logprob, "bytes": spelled, "top_logprobs": []})
     return {"content": content, "refusal": None}

@@ -13,7 +13,7 @@ from interlace.core.types import JSON
 
 
 class RequestModel(BaseModel):
-    """Base of the request models. An unknown field is refused by name, never ignored."""
+    """Base of the request models. An unknown field with a value is refused by name, never ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -52,9 +52,14 @@ class Body:
         return cls(fields)
 
     def read(self, model: type[M]) -> M:
-        """Validates the fields. Raises ApiError that names the first mistake."""
+        """Validates the fields. Raises ApiError that names the first mistake.
+
+        An unknown field whose value is null counts as left out: clients send null for the options that are not set.
+        """
+        known = model.model_fields
+        fields = {name: value for name, value in self._fields.items() if value is not None or name in known}
         try:
-            return model.model_validate(self._fields)
+            return model.model_validate(fields)
         except ValidationError as error:
             raise _first_mistake(error, model) from None
 

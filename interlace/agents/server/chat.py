@@ -61,7 +61,7 @@ class Chat(Dialect):
                 {
                     "index": place,
                     "message": _chat_message(message),
-                    "finish_reason": finish_of(turn),
+                    "finish_reason": finish_of(turn, answer.ask),
                     "logprobs": logprobs,
                     **tokens_of(answer, turn),
                 }
@@ -121,7 +121,7 @@ class _ChatStream(_Chunks):
                 yield self._make_chunk(_make_choice(place, {"tool_calls": [{"index": number, **call}]}))
             last: dict[str, JSON] = {
                 **_make_choice(place, {}),
-                "finish_reason": finish_of(turn),
+                "finish_reason": finish_of(turn, answer.ask),
                 **tokens_of(answer, turn),
             }
             last["logprobs"] = logprobs_of(turn, self._codec) if answer.ask.logprobs else None
@@ -240,7 +240,7 @@ def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dic
     if answer.ask.logprobs:
         names: list[JSON] = [token_name(token, codec) for token in turn.token_ids.tolist()]
         found["logprobs"] = {"tokens": names, "token_logprobs": turn.logprobs.tolist(), "top_logprobs": None}
-    return {**found, "finish_reason": "length" if finish_of(turn) == "length" else "stop"}
+    return {**found, "finish_reason": "length" if finish_of(turn, answer.ask) == "length" else "stop"}
 
 
 class TokenGeneration(Dialect):
@@ -263,7 +263,7 @@ class TokenGeneration(Dialect):
         turn = answer.turns[place]
         return {
             "index": place,
-            "finish_reason": "length" if finish_of(turn) == "length" else "stop",
+            "finish_reason": "length" if finish_of(turn, answer.ask) == "length" else "stop",
             "logprobs": logprobs_of(turn, None),
             **tokens_of(answer, turn),
             "token_ids": turn.token_ids[first:].tolist(),

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 
-from interlace.core.errors import EnginesBusyError, UserError
+from interlace.core.errors import ContextFullError, EnginesBusyError, UserError
 from interlace.core.types import JSON
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
     409: "conflict_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
+
+CONTEXT_FULL = "context_length_exceeded"
+"""OpenAI's code of an error for a conversation that is longer than the model's context."""
 
 
 class ApiError(UserError):
@@ -40,6 +43,9 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, EnginesBusyError):
         return ApiError(503, str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, ContextFullError):
+        # Clients recognise this error by its code or by these words, and shorten or end their conversation.
+        return ApiError(400, f"{error} This model's maximum context length is exceeded.", code=CONTEXT_FULL)
     return (
         ApiError(400, str(error)) if isinstance(error, UserError) else ApiError(500, f"{type(error).__name__}: {error}")
     )

@@ -1,6 +1,7 @@
 """Server of the sessions of one process. It runs while a session is open."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,6 +9,7 @@ from interlace.agents.server.app import SessionAddress, SessionServer
 from interlace.agents.server.conversation import Conversation
 from interlace.rollouts.base import Session
 
+HOST = "127.0.0.1"
 PATIENCE_S = 30.0
 """Seconds that a request waits for new weights. Clients retry only a few times, so the server waits first."""
 
@@ -32,7 +34,8 @@ class SessionHost:
             async with self._starting:
                 if self._server is None:
                     server = SessionServer()
-                    await server.start()
+                    await server.start(HOST)
+                    _bypass_proxies(HOST)
                     self._server = server
             server = self._server
             conversation, endpoint = server.open(session, keeps_distribution=keeps_distribution, patience_s=patience_s)
@@ -45,3 +48,17 @@ class SessionHost:
             if not self._num_open and self._server:
                 last, self._server = self._server, None
                 await last.close()
+
+
+def _bypass_proxies(host: str) -> None:
+    """Exempts a host from the proxies of this process and of its programs.
+
+    HTTP clients send requests to their own machine to a proxy too, which cannot reach the server.
+    """
+    names = {name.lower(): value for name, value in os.environ.items() if name.lower().endswith("_proxy") and value}
+    if not names.keys() - {"no_proxy"}:  # a variable alone would hide the system's proxies
+        return
+    for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
+        given = os.environ.get(name) or os.environ.get(other) or ""
+        hosts = [each.strip() for each in given.split(",") if each.strip()]
+        os.environ[name] = given if "*" in hosts or host in hosts else ",".join([*hosts, host])

@@ -137,6 +137,7 @@ class OpenAIFields(SamplingFields):
     seed: Seed | None = None
     user: Unused = None
     metadata: Unused = None
+    client_metadata: Unused = None
     store: Unused = None
     service_tier: Unused = None
     safety_identifier: Unused = None
@@ -304,7 +305,7 @@ class AnthropicBlock(ClientPart):
 class AnthropicMessage(ClientPart):
     """A message in Anthropic's form."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["system", "user", "assistant"]
     content: Annotated[
         list[AnthropicBlock],
         BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given),
@@ -318,6 +319,22 @@ class AnthropicTool(ClientPart):
     description: str | None = None
     input_schema: dict[str, Any]
     type: Annotated[Any, only("custom", why="only a client's tools can be called")] = None
+
+
+def _check_thinking(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind not in (None, "adaptive", "disabled"):
+        raise ValueError("the model decides how it reasons; write the type adaptive, or leave it out")
+    return value
+
+
+def _check_edits(value: Any) -> Any:
+    """Checks the edits of a conversation. The model reads no earlier thoughts in any case."""
+    edits = value.get("edits") or [] if isinstance(value, dict) else [value] if value is not None else []
+    for edit in edits:
+        if not (isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking")):
+            raise ValueError("nothing but thoughts is cut from a conversation")
+    return value
 
 
 class AnthropicChoice(RequestModel):
@@ -335,7 +352,8 @@ class CountRequest(RequestModel):
     system: Text = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicChoice | None = None
-    thinking: Annotated[Any, only({"type": "disabled"}, why="the model decides how it reasons")] = None
+    thinking: Annotated[Any, AfterValidator(_check_thinking)] = None
+    context_management: Annotated[Any, AfterValidator(_check_edits)] = None
     output_config: Annotated[Any, only({}, why=NO_FORM)] = None
     output_format: Annotated[Any, only(why=NO_FORM)] = None
     cache_control: Unused = None

@@ -49,7 +49,7 @@ class Responses(Dialect):
 
 
 def _write_whole(answer: Answers) -> dict[str, JSON]:
-    is_cut = finish_of(answer.turns[0]) == "length"
+    is_cut = finish_of(answer.turns[0], answer.ask) == "length"
     return {
         **_make_head(answer),
         "status": "incomplete" if is_cut else "completed",

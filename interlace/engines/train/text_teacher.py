@@ -17,6 +17,7 @@ import numpy as np
 from interlace.core.types import Sample, Segment
 from interlace.engines.train.engine import LogprobEngine
 from interlace.models.size import context_length
+from interlace.models.stop_tokens import find_end_of_turn
 from interlace.models.token_text import Chunk, align_tokens, spell_tokens
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class TextTeacherEngine(LogprobEngine):
         super().__init__(model, config=config, device=device)
         self._tokenizers, self._read = tokenizers, read
         self._context = context_length(model.config)
+        self._end_of_turn = find_end_of_turn(tokenizers.teacher)
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] log-probs for the student's tokens, in nats.
@@ -85,9 +87,11 @@ class TextTeacherEngine(LogprobEngine):
         spelled = spell_tokens(student, ids[:-1] if has_end else ids)
         theirs = list(teacher(spelled.text, add_special_tokens=False)["input_ids"])
         chunks = list(align_tokens(spelled, spell_tokens(teacher, theirs)))
-        if has_end and isinstance(teacher.eos_token_id, int):
+        # The turns of a chat template may end with another token than the texts of the tokenizer, as Gemma's do.
+        end = self._end_of_turn if prompt.messages and self._end_of_turn is not None else teacher.eos_token_id
+        if has_end and isinstance(end, int):
             chunks.append(Chunk(len(ids) - 1, len(ids), len(theirs), len(theirs) + 1))
-            theirs.append(teacher.eos_token_id)
+            theirs.append(end)
         if self._context is not None:
             room = max(0, self._context - len(prompt.token_ids))
             theirs, chunks = theirs[:room], [chunk for chunk in chunks if chunk.second_end <= room]

@@ -274,11 +274,7 @@ class Renderer:
 
     def _mask_message(self, message: Message) -> dict[str, JSON]:
         """Converts a message for the template, with masked tags. The content of an answer keeps its tags."""
-        found = to_mapping(message, as_text=self._calls_are_text)
-        for key in ("tool_calls", *(() if message.role == "assistant" else ("content",))):
-            if key in found:
-                found[key] = self._text.hold(found[key])
-        return found
+        return self._text.hold_message(to_mapping(message, as_text=self._calls_are_text))
 
     def _ends_in_thought(self) -> bool:
         begins = self._parser.thoughts[0] if self._parser.thoughts else None

@@ -89,6 +89,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
         num_tokens=recipe.sampling.max_new_tokens,
         dtype=recipe.model.dtype,
         corrects_dtype=_find_uncorrected(recipe) is None,
+        temperature=recipe.sampling.temperature,
         is_fixed=is_fixed,
     )
     check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)

@@ -1,6 +1,6 @@
 """Prompts that a teacher reads: the prompts of the policy after an additional context."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Messages, to_mapping
+from interlace.core.messages import Messages, ToolSpec, to_mapping, tool_mapping
 from interlace.core.types import Prompt
 from interlace.data.chat import with_last
 from interlace.data.config import PromptFormat
@@ -16,6 +16,7 @@ from interlace.data.formatting import render
 from interlace.data.rows import Row
 from interlace.models.loading import load_tokenizer
 from interlace.models.token_text import lossy_text
+from interlace.models.typed_tags import special_tags
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import prompt_writer
 
@@ -51,7 +52,7 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
             start = _count_start_tokens(tokenizer, prompt)
             return replace(prompt, token_ids=np.insert(prompt.token_ids, start, np.array(ids, np.int32)))
         longer = _put_before_last(prompt.messages, context)
-        ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, longer)
+        ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, longer, prompt.tools)
         return replace(prompt, token_ids=np.array(ids, np.int32))
 
     return read
@@ -70,15 +71,19 @@ def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrai
         )
 
 
-def text_reader(teacher: "PreTrainedTokenizerBase") -> Callable[[Prompt], Prompt]:
+def text_reader(
+    teacher: "PreTrainedTokenizerBase", variables: Mapping[str, bool | int | float | str] | None = None
+) -> Callable[[Prompt], Prompt]:
     """Returns the function from a prompt to the prompt in the tokens of a teacher with another tokenizer.
 
-    A chat is written with the teacher's chat template, if it has one; other prompts are their text.
+    A chat is written with the teacher's chat template and the tools of its row, if the teacher has a template; other
+    prompts are their text. variables: of the chat template, as for the policy.
     """
 
     def read(prompt: Prompt) -> Prompt:
         if prompt.messages and teacher.chat_template:
-            return replace(prompt, token_ids=np.array(_chat_ids(teacher, prompt.messages), np.int32))
+            ids = _chat_ids(teacher, prompt.messages, prompt.tools, variables)
+            return replace(prompt, token_ids=np.array(ids, np.int32))
         ids = teacher(prompt.text, add_special_tokens=True)["input_ids"]
         end = teacher.eos_token_id
         ids = ids[:-1] if ids and ids[-1] == end else ids  # some tokenizers end every text
@@ -118,9 +123,16 @@ def _put_before_last(messages: Messages, context: str) -> Messages:
     return with_last(messages, context + messages[-1].content)
 
 
-def _chat_ids(tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> list[int]:
+def _chat_ids(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Messages,
+    tools: Sequence[ToolSpec] = (),
+    variables: Mapping[str, bool | int | float | str] | None = None,
+) -> list[int]:
     from interlace.data.chat_template_limits import render_chat  # imports jinja
 
-    text = render_chat(tokenizer, [to_mapping(message) for message in messages], tools=None, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    tags = special_tags(tokenizer)
+    written = [tags.hold_message(to_mapping(message)) for message in messages]
+    shown = [tool_mapping(tool) for tool in tools] or None
+    text = render_chat(tokenizer, written, tools=shown, add_generation_prompt=True, variables=variables)
+    return tags.encode(text)

@@ -13,7 +13,8 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import check_model, load_model
-from interlace.models.tiny import build_tiny
+from interlace.models.stop_tokens import read_stop_tokens
+from interlace.models.tiny import build_tiny, build_tokenizer
 from interlace.observe.manifest import MANIFEST, write_manifest
 from tests.support.gguf_tensors import list_gguf_tensors
 
@@ -209,6 +210,17 @@ def test_weights_are_held_in_the_asked_type(folder: Path) -> None:
 def test_all_end_tokens_stop_a_response(folder: Path) -> None:
     edit(folder / "generation_config.json", eos_token_id=[1, 5, 9])
     assert load_model(ModelConfig(path=str(folder))).stop_token_ids == (1, 5, 9)
+
+
+def test_end_tokens_are_read_without_the_model(folder: Path) -> None:
+    """An evaluation of a server stopped at the tokenizer's end token alone, and the rest of a chat was scored too."""
+    tokenizer = build_tokenizer(256, chat=True)
+    end, eos = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<eos>"))
+    tokenizer.eos_token = "<eos>"
+    edit(folder / "generation_config.json", eos_token_id=[eos, 9])
+    assert read_stop_tokens(str(folder), tokenizer) == tuple(sorted({eos, 9, end}))
+    (folder / "generation_config.json").unlink()
+    assert read_stop_tokens(str(folder), tokenizer) == tuple(sorted({eos, end}))
 
 
 def write_gguf(path: Path, model: LlamaForCausalLM) -> None:

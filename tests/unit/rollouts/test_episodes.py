@@ -195,7 +195,7 @@ def test_an_episode_over_its_time_fails_alone_and_turns_do_not_count() -> None:
     ("limits", "reason"),
     [
         ({"max_turns": 5}, "UserError: the episode asked for more than 5 turns (episode.max_turns)"),
-        ({"max_tokens": 30}, "UserError: the context of turn 7 has 31 tokens, and an engine holds 30 of one sequence"),
+        ({"max_tokens": 30}, "ContextFullError: the context of turn 7 has 31 tokens, and an engine holds 30 of one"),
     ],
 )
 def test_an_endless_loop_of_turns_ends(limits: dict[str, int], reason: str) -> None:

@@ -12,11 +12,15 @@ from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.dialects import dialect_named, dialect_names
 from interlace.engines.rollout.services.http import UNIX, Address
 from interlace.engines.rollout.services.loop import LoopThread
-from interlace.engines.rollout.services.protocol import EngineClient, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity, ServiceError
 from interlace.engines.rollout.services.readiness import request_answer
 
 HEALTH_S, ANSWER_S = 10.0, 120.0
 """Seconds for a server to answer a health check, and to serve a first request."""
+COLD = SamplingParams(max_new_tokens=8, temperature=0.02)
+"""Sampling under which log-probs of the sampled distribution and log-probs of the model differ much."""
+UNSURE, SAME = -0.2, 0.05
+"""Log-prob of the model below which a token is compared, and the largest difference of equal log-probs, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,8 @@ class WantedModel:
     dtype: str
     corrects_dtype: bool
     """True if the algorithm corrects for log-probs of another data type."""
+    temperature: float = 1.0
+    """Temperature at which the run samples."""
     is_fixed: bool = False
     """True if the servers must serve the weights that they started with, as for a reference."""
 
@@ -54,6 +60,8 @@ async def _check_addresses(addresses: Sequence[Address], dialect: str, wanted: W
             if capacity.identity and (other := seen.setdefault(capacity.identity, url)) != url:
                 raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
         await asyncio.gather(*(_request_token(url, client) for url, client in clients.items()))
+        if wanted.temperature != 1:
+            await asyncio.gather(*(check_logprobs(client, wanted.temperature) for client in clients.values()))
     finally:
         for client in clients.values():
             await client.close()
@@ -113,6 +121,29 @@ async def _request_token(url: str, client: EngineClient) -> None:
             f"rollout.urls: {client.name} answered a request of one token with {answer.num_ids} token ids and "
             f"{answer.num_logprobs} log-probs. Training needs both: start the server with its token route (vLLM: "
             "--enable-scale-out)."
+        )
+
+
+async def check_logprobs(client: EngineClient, temperature: float) -> None:
+    """Raises UserError if a server returns log-probs of the model instead of log-probs of the sampled distribution.
+
+    temperature: of the run. The check samples at a temperature near 0.
+    """
+    request = Request(uid="check of log-probs", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=COLD)
+    deltas: list[Delta] = []
+    with _name_address(client.name):
+        async with asyncio.timeout(ANSWER_S):
+            await client.generate([request], lambda _, delta: deltas.append(delta))
+            token_ids = [token for delta in deltas for token in delta.token_ids]
+            [scores] = await client.score([[*request.list_prompt(), *token_ids]])
+    sampled = [logprob for delta in deltas for logprob in delta.logprobs]
+    pairs = zip(sampled, scores[len(scores) - len(sampled) :], strict=True)
+    gaps = [abs(logprob - score) for logprob, score in pairs if score < UNSURE]
+    if gaps and max(gaps) < SAME:
+        raise UserError(
+            f"rollout.urls: {client.name} returns log-probs of the model at temperature 1, and the run samples at "
+            f"sampling.temperature={temperature:g}, so importance ratios would be wrong. Start the server with "
+            "log-probs of the sampled distribution (vLLM: --logprobs-mode processed_logprobs)."
         )
 
 

@@ -1,6 +1,7 @@
 """Base class of the parsers, and shared functions."""
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -100,7 +101,7 @@ def split_thought(answer: MarkedText, tags: tuple[str, str], *, in_thought: bool
 def json_call(body: str) -> ToolCall:
     """Reads `{"name": ..., "arguments": {...}}`. `parameters` is a synonym of `arguments`."""
     try:
-        found = json.loads(body)
+        found = read_json(body)
     except (ValueError, RecursionError) as error:
         return ToolCall(name="", error=f"The call is not valid JSON: {error}.")
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
@@ -108,14 +109,42 @@ def json_call(body: str) -> ToolCall:
     arguments = found.get("arguments", found.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = read_json(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
-            arguments = None
+            return ToolCall(name=found["name"], error="The arguments of the call are not a JSON object.")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         return ToolCall(name=found["name"], error="The arguments of the call are not a JSON object.")
     return ToolCall(name=found["name"], arguments=arguments)
+
+
+def read_json(text: str) -> JSON:
+    """Reads the JSON of a call. U+FFFD replaces each half of a character, which no tokenizer accepts.
+
+    Raises ValueError for text that is not JSON, also for NaN and Infinity, which Python reads and other clients do not.
+    """
+    found: JSON = json.loads(text, parse_float=_read_finite, parse_constant=_read_finite)
+    return _replace_halves(found) if _HALF.search(text) else found
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""JSON's escape of half of a character."""
+
+
+def _read_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _replace_halves(value: JSON) -> JSON:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {str(_replace_halves(key)): _replace_halves(item) for key, item in value.items()}
+    return [_replace_halves(item) for item in value] if isinstance(value, list) else value
 
 
 def read_argument(text: str, schema: JSON, definitions: Mapping[str, JSON]) -> JSON:
@@ -133,10 +162,9 @@ def read_argument(text: str, schema: JSON, definitions: Mapping[str, JSON]) -> J
     if "boolean" in kinds and bare.lower() in ("true", "false"):
         return bare.lower() == "true"
     try:
-        found: JSON = json.loads(bare)
+        return read_json(bare)
     except (ValueError, RecursionError):
         return text
-    return found
 
 
 _MOST_REFERENCES = 100

@@ -77,6 +77,13 @@ def returns_a_list(row: Mapping[str, JSON], base_url: str, api_key: str) -> list
     return [1]
 
 
+def test_a_program_reaches_the_server_though_its_machine_has_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("http_proxy", "http://127.0.0.1:9"), ("no_proxy", "intranet"), ("NO_PROXY", "")):
+        monkeypatch.setenv(name, value)
+    assert outcome(ScriptedSession([HELLO]), command=command("print(ask('1+1'))")).text == "hello"
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "intranet,127.0.0.1"
+
+
 def test_a_functions_number_is_its_reward_and_the_reward_route_counts_before_it() -> None:
     session = ScriptedSession([HELLO])
     assert outcome(session, function=f"{__name__}:answers_well").reward == 1.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from interlace.agents.episodes.tools import ToolsConfig, ToolsKind
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import ContextFullError, InterlaceError, UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.runs import Runs
 from interlace.core.types import JSON, FinishReason, Prompt, SamplingParams
@@ -37,6 +37,11 @@ def fails() -> str:
 def half() -> str:
     """Returns half of a character."""
     return "\ud83d"
+
+
+def fails_with_half() -> str:
+    """Fails, with half of a character in its message."""
+    raise OSError("no \ud83d")
 
 
 def pair() -> Mapping[str, JSON]:
@@ -111,6 +116,8 @@ class Scripted:
         self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
     ) -> Turn:
         self.seen.append(list(context))  # type: ignore[arg-type]
+        if not self._answers:
+            raise ContextFullError("the context is full")
         message = self._answers.pop(0)
         empty = np.zeros(0, np.int32)
         return Turn(
@@ -137,7 +144,7 @@ class Scripted:
 
 
 def config(**settings: object) -> ToolsConfig:
-    names = ("long", "fails", "half", "pair", "never", "held")
+    names = ("long", "fails", "half", "pair", "never", "held", "fails_with_half")
     found = parse_episode({"name": "tools", "tools": [f"{HERE}:{name}" for name in names], **settings})
     assert isinstance(found, ToolsConfig)
     return found
@@ -173,6 +180,7 @@ def test_the_model_reads_what_went_wrong() -> None:
     assert answer_to(call("long")) == "Error: wrong arguments: size: Field required"
     assert answer_to(ToolCall(name="", error="The call is not valid JSON.")) == "Error: The call is not valid JSON."
     assert answer_to(call("half")) == "?"
+    assert answer_to(call("fails_with_half")) == "Error: OSError: no ?"
     assert answer_to(call("never"), tool_timeout_s=0.02) == "Error: never took longer than 0.02 s."
     assert answer_to(call("held"), tool_timeout_s=0.02) == "Error: held took longer than 0.02 s."
     HELD.set()
@@ -210,6 +218,15 @@ def test_an_endless_loop_of_calls_ends_with_the_last_turn() -> None:
     assert outcome is None and len(session.seen) == 3
     assert [message.role for message in session.seen[2]] == ["user", *["assistant", "tool"] * 2]
     assert len(session.used) == 2, "what the last turn calls is not made"
+
+
+def test_an_episode_whose_context_is_full_is_scored_as_it_is() -> None:
+    """The sample failed, so that the mean of a group counted its short samples alone."""
+    outcome, session = played([says(call("pair"), content="turn 0")])
+    assert outcome is not None and len(session.seen) == 2
+    assert (outcome.reward, outcome.text, outcome.finish_reason) == (None, None, FinishReason.LENGTH)
+    with pytest.raises(ContextFullError):
+        played([])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -53,6 +53,11 @@ def test_a_field_that_no_route_knows_is_refused_by_name(model: type[RequestModel
         assert found.value.status == 400 and found.value.param == name
 
 
+@pytest.mark.parametrize("model", MINIMAL, ids=lambda model: model.__name__)
+def test_an_unknown_field_that_is_null_counts_as_left_out(model: type[RequestModel]) -> None:
+    assert Body({**MINIMAL[model], "guided_json": None, "typo": None}).read(model) == Body(MINIMAL[model]).read(model)
+
+
 @pytest.mark.parametrize(
     ("model", "name", "value", "harmless"),
     [
@@ -74,6 +79,7 @@ def test_a_field_that_no_route_knows_is_refused_by_name(model: type[RequestModel
         (MessagesRequest, "output_config", {"format": JSON_FORM}, {}),
         (MessagesRequest, "output_format", JSON_FORM, None),
         (MessagesRequest, "thinking", {"type": "enabled", "budget_tokens": 9}, {"type": "disabled"}),
+        (MessagesRequest, "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, {}),
         (MessagesRequest, "tool_choice", {"type": "any"}, {"type": "auto"}),
         (CountRequest, "temperature", 1.0, None),
     ],
@@ -84,7 +90,30 @@ def test_a_value_that_would_change_the_answer_and_cannot_is_refused(
     with pytest.raises(ApiError, match=name):
         Body({**MINIMAL[model], name: value}).read(model)
     if harmless is not None:
-        Body({**MINIMAL[model], name: harmless, "metadata": {}} if model is ChatRequest else MINIMAL[model]).read(model)
+        further = {"metadata": {}, "client_metadata": {}} if model is ChatRequest else {}
+        Body({**MINIMAL[model], **further, name: harmless}).read(model)
+
+
+def test_messages_of_recent_claude_clients_are_read() -> None:
+    """They put system messages among the others, and leave the amount of thinking to the model."""
+    session = ScriptedSession([HELLO])
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Tools: none."}]},
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": "Now in French."},
+    ]
+    further = {
+        "thinking": {"type": "adaptive", "budget_tokens": 0},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    }
+
+    async def use(client: Client) -> None:
+        body = {"max_tokens": 8, "system": "Be brief.", "messages": messages, **further}
+        assert (await client.post("/v1/messages", body))["content"]
+        said = [(message.role, message.content) for message in session.asked[0][0]]  # type: ignore[attr-defined]
+        assert said == [("system", "Be brief.\n\nTools: none."), ("user", "hi"), ("system", "Now in French.")]
+
+    served(session, use)
 
 
 def test_a_prefill_is_refused_by_messages() -> None:
@@ -176,6 +205,14 @@ def test_a_mistake_of_a_client_is_never_the_servers_error(
     served(ScriptedSession([HELLO]), use)
 
 
+def test_the_scheme_of_a_key_has_no_case() -> None:
+    async def use(client: Client) -> None:
+        await client.post("/v1/chat/completions", ASK, Authorization=f"bearer {client.key}")
+        assert client.status == 200
+
+    served(ScriptedSession([HELLO]), use)
+
+
 class Held:
     """A codec that tokenizes until it is told to stop."""
 
@@ -187,8 +224,8 @@ class Held:
         assert self.may_end.wait(15)
         return [5]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(token_ids)
+    def spell(self, token_id: int) -> bytes:
+        return str(token_id).encode()
 
 
 def test_the_server_answers_others_while_a_long_prompt_is_tokenized() -> None:
@@ -283,3 +320,15 @@ def test_a_message_with_a_picture_names_the_part() -> None:
     assert Body({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}).read(
         ChatRequest
     ).messages[0].message("it") == Message(role="user", content="hi")
+
+
+def test_the_end_token_of_a_tokenizer_is_no_part_of_a_prompt() -> None:
+    from tokenizers import processors
+
+    tokenizer = build_tokenizer(1024, chat=True)
+    plain, end = TokenizerCodec(tokenizer).encode("hi"), str(tokenizer.eos_token)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    codec = TokenizerCodec(tokenizer)
+    assert codec.encode("hi") == plain and codec.encode("hi" + end) == [*plain, tokenizer.eos_token_id]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from interlace.core.messages import Message
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import LogprobEngine, TrainConfig
 from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
@@ -58,6 +59,21 @@ def test_the_log_prob_of_a_response_is_that_of_its_text(ends: bool) -> None:
         assert found[0][-1] == pytest.approx(expected[-1], rel=1e-4), "the ends are aligned"
     gaps = found[0] - sample(prompt, response, ends=ends).logprobs
     assert len(np.unique(gaps.round(4))) < len(gaps), "tokens of a group share its difference"
+
+
+def test_an_answer_of_a_chat_ends_with_the_token_of_the_teachers_turns() -> None:
+    """Gemma's turns end with <end_of_turn>, and its tokenizer's end token never follows them."""
+    other = merging_tokenizer()
+    other.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    other.chat_template = "{% for m in messages %}{{ m.content }}<end_of_turn>{% endfor %}"
+    asked = replace(sample("", "").prompt, messages=(Message(role="user", content="hi"),))
+    end = other.convert_tokens_to_ids("<end_of_turn>")
+    prompt_ids = other("hi<end_of_turn>")["input_ids"]
+    ids = other("359", add_special_tokens=False)["input_ids"]
+    (found,) = teacher(model(len(other)), other).logprobs([replace(sample("", "359"), prompt=asked)])
+    with torch.no_grad():
+        logprobs = model(len(other))(torch.tensor([prompt_ids + ids])).logits[0, -1].log_softmax(-1)
+    assert found[-1] == pytest.approx(float(logprobs[end]), rel=1e-4)
 
 
 def test_with_the_same_tokenizer_it_equals_the_ordinary_engine() -> None:

@@ -68,6 +68,7 @@ def check(urls: list[str], *settings: str, more: str = "") -> None:
 def test_a_server_that_can_serve_the_run_passes(hosted: HostedEngine) -> None:
     with serving(hosted) as urls:
         check(urls)
+        check(urls, "sampling.temperature=0.7")
 
 
 def test_an_address_without_a_server_is_named() -> None:

@@ -1,5 +1,6 @@
 """The context of a teacher is checked on every row."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from interlace.models.loading import load_tokenizer
 from interlace.models.tiny import build_tokenizer
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_context, prompt_reader
+from interlace.run.recipe.teacher_prompts import check_context, prompt_reader, text_reader
 
 
 def test_a_later_row_without_the_column_is_found(tmp_path: Path) -> None:
@@ -42,3 +43,23 @@ def test_the_teacher_reads_the_context_within_the_prompt_of_the_policy(tmp_path:
         whole = tokenizer.decode(prompt.token_ids)
         assert whole.startswith("<bos>") or whole.endswith("<think></think>")
         assert tokenizer.decode(read(prompt).token_ids) == whole.replace("7 + 5", "It is 12. 7 + 5")
+
+
+def test_the_teacher_reads_the_tools_of_a_row_and_the_variables_of_the_template(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    path.write_text(json.dumps({"prompt": "7 + 5 =", "answer": "12", "tools": [tool]}) + "\n")
+    tokenizer = build_tokenizer(256, chat=True)
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}" + str(
+        tokenizer.chat_template
+    )
+    changes = [f"task={path}", "model=tiny:micro-chat", "reference.model=null", "reference.context='It is {answer}. '"]
+    recipe = load_recipe("distill", changes)
+    [prompt] = recipe_prompts(recipe, tokenizer).train
+    whole = tokenizer.decode(prompt.token_ids)
+    read = prompt_reader(recipe, tokenizer)
+    assert read is not None and whole.startswith("add;")
+    assert tokenizer.decode(read(prompt).token_ids) == whole.replace("7 + 5", "It is 12. 7 + 5")
+    tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    other = text_reader(tokenizer, {"enable_thinking": False})
+    assert tokenizer.decode(other(prompt).token_ids) == whole + "<think></think>"
