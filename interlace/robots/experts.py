@@ -112,12 +112,13 @@ async def _record_episode(
     draw = np.random.default_rng(stable_hash("expert noise", seed, task, number))
     observations, shown, executed, rewards = [], [], [], []
     async with fleet.episode(Start(task=task, init_state=state, seed=number)) as env:
+        bounds = env.spec.action
         while True:
             clean = np.asarray(await env.expert_action(), np.float32)
             noise = draw.normal(size=clean.shape) * np.asarray(config.noise or (0.0,))
             observations.append(env.observation)
             shown.append(clean)
-            executed.append((clean + noise).astype(np.float32))
+            executed.append(np.clip(clean + noise, bounds.low, bounds.high).astype(np.float32))
             done = await env.chunk_step(executed[-1][None])
             rewards.append(float(done.reward.sum()))
             if done.ended:
