@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -34,7 +34,7 @@ class ExpertConfig(Config):
     """Data set with demonstrations of the instructions: a LeRobotDataset (v3), a folder of Minari, or an .hdf5 file of
     robomimic or LIBERO. Its episodes are imitated whole, as they were recorded. If None, a scripted expert of the
     simulator records them."""
-    noise: tuple[float, ...] = ()
+    noise: tuple[NonNegativeFloat, ...] = ()
     """[A] standard deviations of the noise on the scripted expert's executed actions. If empty, no noise. The policy
     imitates the expert's clean action, so it also learns to recover (DART, arXiv 1703.09327).
     """

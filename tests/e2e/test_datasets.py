@@ -184,5 +184,33 @@ def test_options_that_do_not_fit_the_simulator_are_refused_before_an_episode(tmp
         return result.stderr
 
     assert "has 2 numbers, and an action has 1" in refuse(ONE_TASK, "--noise", "0.3", "--noise", "0.1")
+    assert "noise" in (told := refuse(ONE_TASK, "--noise", "-0.3")) and "0 or more" in told
+    assert "fps=inf: the rate must be a finite number" in refuse(ONE_TASK, "--fps", "inf")
     odd = "episode.env.family=tests.support.dot_simulator:OddDot"
     assert "these are 42 x 43" in refuse([*ONE_TASK, odd], "--video")
+
+
+def test_a_recorded_data_set_is_replaced_and_no_other_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "demos"
+    command = ["record", "robot-cartpole", str(folder), *ONE_TASK, "--episodes"]
+
+    def refuse(*options: str) -> str:
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 2
+        return " ".join(result.stderr.split())
+
+    folder.mkdir()
+    assert CliRunner().invoke(app, [*command, "2", "--overwrite"]).exit_code == 0, "an empty folder may be replaced"
+    assert "contains a data set already. Replace it (--overwrite)" in refuse("1")
+    assert "has 2 numbers" in refuse("1", "--overwrite", "--noise", "0.3", "--noise", "0.1")
+    assert len(LeRobotReader(folder)) == 2, "a refused command deletes nothing"
+    assert CliRunner().invoke(app, [*command, "1", "--overwrite"]).exit_code == 0
+    assert len(LeRobotReader(folder)) == 1
+    (folder / "notes.txt").write_text("mine")
+    assert "not a recorded data set (it contains 'notes.txt'), so it is not overwritten" in refuse("1", "--overwrite")
+    (folder / "notes.txt").unlink()
+    (folder / "meta/info.json").unlink()
+    assert "(it has no meta/info.json)" in refuse("1", "--overwrite")
+    (tmp_path / "link").symlink_to(folder)
+    command[2] = str(tmp_path / "link")
+    assert "is a symbolic link" in refuse("1", "--overwrite")
