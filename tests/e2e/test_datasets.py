@@ -167,6 +167,15 @@ def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path)
     starts = "task.starts.instructions=[pull it]"
     with pytest.raises(UserError, match="no episode of the instruction 'pull it'"):
         run_recipe("robot-cartpole", tmp_path, "other", [*ONE_TASK, warmup, starts, f"model.cache_dir={tmp_path}"])
+    longer = tmp_path / "longer"
+    writer = LeRobotWriter(longer, fps=10)
+    first = next(LeRobotReader(recorded).episodes())
+    writer.add(replace(first, observations={"state": np.repeat(first.observations["state"], 2, 1)}))
+    writer.finish()
+    other = [warmup.replace(str(recorded), str(longer)), f"model.cache_dir={tmp_path}"]
+    for name, settings in (("rlpd", [*SAC, f"replay.demonstrations={longer}"]), ("imitates", [*ONE_TASK, *other])):
+        with pytest.raises(UserError, match=r"'state' of shape \[4\], and the simulators of the recipe give \[2\]"):
+            run_recipe("robot-cartpole", tmp_path, name, [*settings, f"model.cache_dir={tmp_path}"])
     image = ["model.robot.state_size=0", "model.robot.image_size=42"]
     blind = tmp_path / "blind"
     writer = LeRobotWriter(blind, fps=10)
