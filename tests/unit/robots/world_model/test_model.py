@@ -66,6 +66,19 @@ def test_it_predicts_what_it_has_not_seen_and_its_error_grows_with_the_horizon(f
     assert np.abs(found.rewards - rewards[:, 0]).mean() < 0.3 * rewards[:, 0].std()
 
 
+def test_a_number_that_always_changes_alike_is_scaled_by_its_change() -> None:
+    data = transitions(*walked(1))
+    clock = np.tile(np.arange(CHUNKS, dtype=np.float32), EPISODES)[:, None]
+    data = replace(
+        data,
+        states=np.concatenate([data.states, 3 * clock], 1),
+        next_states=np.concatenate([data.next_states, 3 * clock + 3], 1),
+    )
+    model = EnsembleModel(CONFIG.model_copy(update={"state_size": 3}), seed=1)
+    model.fit(data, steps=1)
+    assert model.change_scale[2] == 3
+
+
 def test_members_disagree_where_there_was_no_data(fitted: EnsembleModel) -> None:
     states, chunks, _ = walked(2)
     inside = fitted.predict(states[:, 0], chunks[:, 0]).disagreement
