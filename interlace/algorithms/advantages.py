@@ -153,10 +153,19 @@ def turn_rewards(sample: Sample, turns: Sequence[TrainedTurn]) -> FloatArray:
     return rewards
 
 
-def value_after(sample: Sample) -> float:
-    """Returns the value of the final context if a limit cut the episode off; 0 if the episode ended by itself."""
+def value_after(sample: Sample, turn_gamma: float = 1.0) -> float:
+    """Returns the value of the final context if a limit cut the episode off; 0 if the episode ended by itself.
+
+    turn_gamma: discount of a whole turn, by which the caller multiplies the value. If the limit cut the last turn, such
+    as a robot's chunk, the value is discounted by the share of the turn that was executed: the result contains the
+    factor turn_gamma^(share - 1).
+    """
     last = sample.segments[-1] if sample.segments else None
-    return float(sample.values[-1]) if last is not None and last.kind == FINAL and sample.values is not None else 0.0
+    if last is None or last.kind != FINAL or sample.values is None:
+        return 0.0
+    masks = [segment.sampled for segment in sample.segments]
+    shares = [1.0 if mask is None else float(mask.mean()) for mask in masks if mask is None or mask.any()]
+    return float(sample.values[-1]) * turn_gamma ** (shares[-1] - 1 if shares else 0)
 
 
 def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:

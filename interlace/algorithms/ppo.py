@@ -70,7 +70,8 @@ class PPO(PolicyAlgorithm):
         values = select_trained(sample.values, sample)
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
         gamma = turn_discounts(sample, self.settings.gamma, self.settings.turn_gamma)
-        advantages = self._estimate_advantages(rewards, values, gamma, sample)
+        after = value_after(sample, self.settings.turn_gamma)
+        advantages = self._estimate_advantages(rewards, values, gamma, after)
         return at_trained_tokens(advantages, sample), at_trained_tokens(advantages + values, sample)
 
     def _estimate_turns(self, sample: Sample, values: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -80,12 +81,14 @@ class PPO(PolicyAlgorithm):
         rewards = turn_rewards(sample, turns)
         rewards -= np.array([penalties[turn.begin : turn.end].sum() for turn in turns], np.float32)
         first = values[[turn.begin for turn in turns]]
-        advantages = self._estimate_advantages(rewards, first, self.settings.gamma * self.settings.turn_gamma, sample)
+        gamma = self.settings.gamma * self.settings.turn_gamma
+        advantages = self._estimate_advantages(rewards, first, gamma, value_after(sample, gamma))
         sizes = [turn.end - turn.begin for turn in turns]
         spread = [at_trained_tokens(np.repeat(each, sizes), sample) for each in (advantages, advantages + first)]
         return spread[0], spread[1]
 
     def _estimate_advantages(
-        self, rewards: FloatArray, values: FloatArray, gamma: float | FloatArray, sample: Sample
+        self, rewards: FloatArray, values: FloatArray, gamma: float | FloatArray, after: float
     ) -> FloatArray:
-        return generalized(rewards, values, gamma=gamma, lam=self.settings.lam, value_after=value_after(sample))
+        """after: value after the last turn."""
+        return generalized(rewards, values, gamma=gamma, lam=self.settings.lam, value_after=after)

@@ -9,7 +9,7 @@ from rich.console import Console
 from interlace.cli.preflight import disable_progress_bars
 
 
-def record(
+def record(  # house: typer makes an option of each argument
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`), or the path of a YAML file.")],
     folder: Annotated[Path, typer.Argument(help="New folder of the data set.")],
     overrides: Annotated[
@@ -23,6 +23,7 @@ def record(
     video: Annotated[
         bool, typer.Option("--video", help=r"Write pictures as videos (pip install 'interlace\[video]').")
     ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier data set in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No result.")] = False,
 ) -> None:
     """Record a scripted expert in a recipe's simulators as a LeRobotDataset (v3)."""
@@ -35,7 +36,7 @@ def record(
     settings = load_recipe(recipe, overrides or [])
     check_settings(settings)
     experts = ExpertConfig.parse({"episodes": episodes, "noise": tuple(noise or ())}, where="record")
-    found = recording.record(settings, folder, experts, fps=fps, video=video)
+    found = recording.record(settings, folder, experts, fps=fps, video=video, overwrite=overwrite)
     Console(quiet=quiet).print(
         f"{found.num_episodes} episodes, {found.num_steps} steps, {found.num_successes} successes in {folder}"
     )

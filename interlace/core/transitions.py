@@ -27,7 +27,8 @@ class TransitionBatch:
     next_states: FloatArray
     """[B, F] state after these turns."""
     discounts: FloatArray
-    """[B] factor of the value of the state after them: gamma^n, or 0 if the task has ended."""
+    """[B] factor of the value of the state after them: gamma^n, or 0 if the task has ended. A chunk that a limit cut
+    counts as the share of it that was executed."""
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -64,6 +65,8 @@ class EpisodeSteps:
     """[T] reward of each turn."""
     is_terminal: bool
     """True if the task ended the episode; False if a limit cut it off, so that the last state has a value."""
+    last_share: float = 1.0
+    """Share of the last chunk's actions that were executed, above 0."""
 
 
 def n_step_transitions(episode: EpisodeSteps, *, n: int, gamma: float) -> TransitionBatch:
@@ -79,10 +82,11 @@ def n_step_transitions(episode: EpisodeSteps, *, n: int, gamma: float) -> Transi
         inside = starts + ahead < num_turns
         rewards[inside] += gamma**ahead * episode.rewards[starts[inside] + ahead]
     has_value = (ends < num_turns) | (not episode.is_terminal)
+    spans = np.where(ends < num_turns, ends, num_turns - 1 + episode.last_share) - starts
     return TransitionBatch(
         states=episode.states[starts].astype(np.float32),
         actions=episode.actions.astype(np.float32),
         rewards=rewards.astype(np.float32),
         next_states=episode.states[ends].astype(np.float32),
-        discounts=np.where(has_value, gamma ** (ends - starts), 0.0).astype(np.float32),
+        discounts=np.where(has_value, gamma**spans, 0.0).astype(np.float32),
     )

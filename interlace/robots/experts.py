@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -34,7 +34,7 @@ class ExpertConfig(Config):
     """Data set with demonstrations of the instructions: a LeRobotDataset (v3), a folder of Minari, or an .hdf5 file of
     robomimic or LIBERO. Its episodes are imitated whole, as they were recorded. If None, a scripted expert of the
     simulator records them."""
-    noise: tuple[float, ...] = ()
+    noise: tuple[NonNegativeFloat, ...] = ()
     """[A] standard deviations of the noise on the scripted expert's executed actions. If empty, no noise. The policy
     imitates the expert's clean action, so it also learns to recover (DART, arXiv 1703.09327).
     """
@@ -112,12 +112,13 @@ async def _record_episode(
     draw = np.random.default_rng(stable_hash("expert noise", seed, task, number))
     observations, shown, executed, rewards = [], [], [], []
     async with fleet.episode(Start(task=task, init_state=state, seed=number)) as env:
+        bounds = env.spec.action
         while True:
             clean = np.asarray(await env.expert_action(), np.float32)
             noise = draw.normal(size=clean.shape) * np.asarray(config.noise or (0.0,))
             observations.append(env.observation)
             shown.append(clean)
-            executed.append((clean + noise).astype(np.float32))
+            executed.append(np.clip(clean + noise, bounds.low, bounds.high).astype(np.float32))
             done = await env.chunk_step(executed[-1][None])
             rewards.append(float(done.reward.sum()))
             if done.ended:

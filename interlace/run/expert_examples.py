@@ -13,6 +13,7 @@ from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_ac
 from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_instruction
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe
+from interlace.run.recorded_arrays import check_recorded_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,7 @@ async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertEx
         warmup.experts, episode.env, first_of_each_instruction(prompts), actions.chunk, recipe.seed
     )
     if warmup.experts.dataset is not None:
-        _check_fit(warmup.experts.dataset, shown[0], actions)
+        first = shown[0]
+        setting = f"warmup.experts.dataset={warmup.experts.dataset}"
+        check_recorded_arrays(setting, first.observation, first.actions.shape[1], episode, actions)
     return ExpertExamples(shown, RobotEpisode(episode), actions, warmup.batch_size, recipe.seed)
-
-
-def _check_fit(folder: str, shown: Demonstrated, actions: ActionTokens) -> None:
-    """Raises UserError if a data set lacks an array that the policy reads, or has actions of another size."""
-    missing = [name for name in actions.reads.shapes if name not in shown.observation]
-    if missing or shown.actions.shape[1] != actions.simulator_size:
-        raise UserError(
-            f"warmup.experts.dataset={folder} has actions of {shown.actions.shape[1]} numbers and the arrays "
-            f"{sorted(shown.observation)}; the policy needs {actions.simulator_size} numbers and the arrays "
-            f"{sorted(actions.reads.shapes)}. Name a data set of the same robot."
-        )

@@ -1,11 +1,13 @@
 """Records demonstrations of a recipe's simulators as a data set."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.errors import UserError
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
+from interlace.robots.datasets.replace import is_recorded
 from interlace.robots.datasets.video import check_size
 from interlace.robots.envs.fleet import read_spec
 from interlace.robots.envs.load import check_memory
@@ -24,23 +26,31 @@ class Recording:
     num_successes: int
 
 
-def record(recipe: Recipe, folder: Path, settings: ExpertConfig, *, fps: float, video: bool) -> Recording:
+def record(
+    recipe: Recipe, folder: Path, settings: ExpertConfig, *, fps: float, video: bool, overwrite: bool = False
+) -> Recording:
     """Records demonstrations of the scripted expert into a new LeRobotDataset (v3).
 
     fps: frames per second that the data set states; simulators have no rate. video: pictures as videos instead of PNG.
-    Raises UserError if the recipe has no simulator, the simulator no expert, or the options do not fit the simulator.
+    overwrite: replaces an earlier data set in the folder, once all episodes are recorded. Raises UserError if the
+    recipe has no simulator, the simulator no expert, the options do not fit the simulator, or the folder is not
+    replaced.
     """
     episode = recipe.episode
     if not isinstance(episode, RobotConfig):
         raise UserError(
             f"episode {episode.name!r} has no simulator, so there is nothing to record. Name a recipe of a robot."
         )
+    if not math.isfinite(fps):
+        raise UserError(f"fps={fps}: the rate must be a finite number of frames per second. Give one, such as 10.")
+    if is_recorded(folder) and not overwrite:
+        raise UserError(f"{folder} contains a data set already. Replace it (--overwrite), or name a new folder.")
     check_memory(episode.env)
     if video:
         for array in read_spec(episode.env).observation.values():
             if len(array.shape) == 3:
                 check_size((array.shape[0], array.shape[1]))
-    writer = LeRobotWriter(folder, fps=fps, robot_type=episode.env.family, video=video)
+    writer = LeRobotWriter(folder, fps=fps, robot_type=episode.env.family, video=video, overwrite=overwrite)
     prompts = first_of_each_instruction(recipe_prompts(recipe).train)
     found = asyncio.run(record_demonstrations(settings, episode.env, prompts, recipe.seed))
     for _, each in found:

@@ -23,6 +23,7 @@ from interlace.rollouts.envs.spec import Observation
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import recipe_prompts
+from interlace.run.recorded_arrays import check_recorded_arrays
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 
 
@@ -87,12 +88,13 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
 
     parts = []
     for recorded in _list_episodes(folder, recipe_prompts(recipe).train[0].text):
-        if STATE not in recorded.observations or recorded.actions.shape[1] != actions.simulator_size:
-            raise UserError(
-                f"replay.demonstrations={folder} has actions of {recorded.actions.shape[1]} numbers and the arrays "
-                f"{sorted(recorded.observations)}; the policy needs {actions.simulator_size} numbers and a {STATE!r}. "
-                "Name a data set of the same robot."
-            )
+        check_recorded_arrays(
+            f"replay.demonstrations={folder}",
+            recorded.observation(0),
+            recorded.actions.shape[1],
+            recipe.episode,
+            actions,
+        )
         steps = chunk_steps(
             with_reward(recorded, recipe.episode.reward), actions.chunk, read, encode, _find_scale(recipe)
         )

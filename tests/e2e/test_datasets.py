@@ -50,7 +50,8 @@ def test_the_recorder_writes_what_the_expert_did(recorded: Path) -> None:
         assert each.terminated is not None and each.terminated.tolist() == [False] * (len(each) - 1) + [True]
         assert each.shown is not None and not np.array_equal(each.shown, each.actions), "noise is not imitated"
         moved = each.observations["state"][1:, 0] - each.observations["state"][:-1, 0]
-        np.testing.assert_allclose(moved, 0.2 * np.clip(each.actions[:-1, 0], -1, 1), atol=1e-6)
+        np.testing.assert_allclose(moved, 0.2 * each.actions[:-1, 0], atol=1e-6)
+        assert np.abs(each.actions).max() <= 1, "the executed actions are within the simulator's bounds"
 
 
 def test_each_instruction_of_a_task_is_demonstrated(tmp_path: Path) -> None:
@@ -166,6 +167,15 @@ def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path)
     starts = "task.starts.instructions=[pull it]"
     with pytest.raises(UserError, match="no episode of the instruction 'pull it'"):
         run_recipe("robot-cartpole", tmp_path, "other", [*ONE_TASK, warmup, starts, f"model.cache_dir={tmp_path}"])
+    longer = tmp_path / "longer"
+    writer = LeRobotWriter(longer, fps=10)
+    first = next(LeRobotReader(recorded).episodes())
+    writer.add(replace(first, observations={"state": np.repeat(first.observations["state"], 2, 1)}))
+    writer.finish()
+    other = [warmup.replace(str(recorded), str(longer)), f"model.cache_dir={tmp_path}"]
+    for name, settings in (("rlpd", [*SAC, f"replay.demonstrations={longer}"]), ("imitates", [*ONE_TASK, *other])):
+        with pytest.raises(UserError, match=r"'state' of shape \[4\], and the simulators of the recipe give \[2\]"):
+            run_recipe("robot-cartpole", tmp_path, name, [*settings, f"model.cache_dir={tmp_path}"])
     image = ["model.robot.state_size=0", "model.robot.image_size=42"]
     blind = tmp_path / "blind"
     writer = LeRobotWriter(blind, fps=10)
@@ -183,5 +193,33 @@ def test_options_that_do_not_fit_the_simulator_are_refused_before_an_episode(tmp
         return result.stderr
 
     assert "has 2 numbers, and an action has 1" in refuse(ONE_TASK, "--noise", "0.3", "--noise", "0.1")
+    assert "noise" in (told := refuse(ONE_TASK, "--noise", "-0.3")) and "0 or more" in told
+    assert "fps=inf: the rate must be a finite number" in refuse(ONE_TASK, "--fps", "inf")
     odd = "episode.env.family=tests.support.dot_simulator:OddDot"
     assert "these are 42 x 43" in refuse([*ONE_TASK, odd], "--video")
+
+
+def test_a_recorded_data_set_is_replaced_and_no_other_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "demos"
+    command = ["record", "robot-cartpole", str(folder), *ONE_TASK, "--episodes"]
+
+    def refuse(*options: str) -> str:
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 2
+        return " ".join(result.stderr.split())
+
+    folder.mkdir()
+    assert CliRunner().invoke(app, [*command, "2", "--overwrite"]).exit_code == 0, "an empty folder may be replaced"
+    assert "contains a data set already. Replace it (--overwrite)" in refuse("1")
+    assert "has 2 numbers" in refuse("1", "--overwrite", "--noise", "0.3", "--noise", "0.1")
+    assert len(LeRobotReader(folder)) == 2, "a refused command deletes nothing"
+    assert CliRunner().invoke(app, [*command, "1", "--overwrite"]).exit_code == 0
+    assert len(LeRobotReader(folder)) == 1
+    (folder / "notes.txt").write_text("mine")
+    assert "not a recorded data set (it contains 'notes.txt'), so it is not overwritten" in refuse("1", "--overwrite")
+    (folder / "notes.txt").unlink()
+    (folder / "meta/info.json").unlink()
+    assert "(it has no meta/info.json)" in refuse("1", "--overwrite")
+    (tmp_path / "link").symlink_to(folder)
+    command[2] = str(tmp_path / "link")
+    assert "is a symbolic link" in refuse("1", "--overwrite")

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import interlace
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey
+from interlace.models.loading import load_model
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.serving.client import PolicyClient
@@ -108,6 +110,21 @@ def play_greedy(recipe: Recipe) -> tuple[Sequence[Observation], Sequence[np.ndar
 
     asyncio.run(run_on(recipe.cluster, Schedule(), flow))
     return episode.seen, chunks
+
+
+def decode_greedily(recipe: Recipe, begun: Sequence[int], observation: Observation) -> list[int]:
+    """Computes the most probable tokens of a chunk that begins with the given ones, each by a whole forward pass."""
+    assert isinstance(recipe.episode, RobotConfig)
+    model, actions = load_model(recipe.model).model, policy_actions(policy_actions_of(recipe))
+    context = actions.context(recipe_prompts(recipe).heldout[0].token_ids.tolist())
+    places = torch.tensor([place for place, token in enumerate(context) if token == actions.reads.placeholder])
+    prepared = RobotEpisode(recipe.episode).inputs(observation, actions)
+    inputs, tokens = {name: torch.from_numpy(array) for name, array in prepared.items()}, list(begun)
+    while len(tokens) < actions.num_tokens:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*context, *tokens]]), inputs=inputs, input_places=places).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens
 
 
 def load(head: str, folder: Path) -> Recipe:

@@ -12,6 +12,7 @@ from interlace.observe.films import png
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums
+from interlace.robots.datasets.replace import check_replaceable, delete_content
 from interlace.robots.datasets.video import VideoWriter, import_av
 from interlace.rollouts.envs.spec import Array
 
@@ -21,14 +22,21 @@ class LeRobotWriter:
     another finish().
     """
 
-    def __init__(self, folder: Path, *, fps: float, robot_type: str | None = None, video: bool = False) -> None:
-        """video: True to write pictures as videos (PyAV), else each as a PNG in the tables.
+    def __init__(
+        self, folder: Path, *, fps: float, robot_type: str | None = None, video: bool = False, overwrite: bool = False
+    ) -> None:
+        """video: True to write pictures as videos (PyAV), else each as a PNG in the tables. overwrite: True to replace
+        an earlier data set in the folder, which is deleted when the first episode is added.
 
-        Raises UserError if the folder contains files, or pyarrow or PyAV is missing.
+        Raises UserError if the folder contains files that are not replaced, or pyarrow or PyAV is missing.
         """
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file, and a data set is a folder. Name a new folder.")
-        if folder.exists() and any(folder.iterdir()):
+        self._replaces = overwrite and folder.exists()
+        """True until the content of the folder is deleted."""
+        if self._replaces:
+            check_replaceable(folder)
+        elif folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder} is not empty, and a data set is written whole. Name a new folder.")
         self._arrow = layout.import_pyarrow(folder)
         if video:
@@ -51,6 +59,9 @@ class LeRobotWriter:
         """Adds an episode. Raises UserError if its columns differ from the first episode's."""
         columns, pictures = self._split_columns(episode)
         self._check_episode(columns, pictures)
+        if self._replaces:
+            delete_content(self._folder)
+            self._replaces = False
         number, size = len(self._episodes), len(episode)
         task = self._tasks.setdefault(episode.instruction, len(self._tasks))
         columns |= {

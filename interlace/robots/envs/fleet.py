@@ -2,19 +2,23 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from interlace.core.types import Metrics
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.pool import EnvPool
 from interlace.rollouts.envs.episode import Around, EnvEpisode
 from interlace.rollouts.envs.jobs import EnvCounts, SlotJob, Start
-from interlace.rollouts.envs.spec import EnvSpec
+from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
+
+T = TypeVar("T")
 
 
 class EnvServer(Protocol):
@@ -161,14 +165,38 @@ def read_spec(config: EnvConfig) -> EnvSpec:
     return _spec_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
 
 
+def check_saves(config: EnvConfig) -> None:
+    """Raises UserError if environments of a family cannot save their states during episodes, as offload() does.
+
+    Executes an action of each task in a short-lived process. May be called while an event loop runs.
+    """
+
+    async def save_each(fleet: EnvFleet) -> None:
+        spec = await fleet.start()
+        for task in range(len(spec.tasks)):
+            with suppress(SimulatorError):  # ends one episode, also in a run
+                async with fleet.episode(Start(task=task, init_state=0)) as env:
+                    await env.chunk_step(np.zeros((1, spec.action.size), np.float32))
+                    await env.do("offload")
+                    await env.do("onload")
+
+    _use_single(config, save_each)
+
+
 @cache
 def _spec_of(config: str) -> EnvSpec:
-    async def ask() -> EnvSpec:
-        fleet = EnvFleet(EnvConfig.model_validate_json(config))
+    return _use_single(EnvConfig.model_validate_json(config), EnvFleet.start)
+
+
+def _use_single(config: EnvConfig, use: Callable[[EnvFleet], Coroutine[Any, Any, T]]) -> T:
+    """Returns the result of a function that uses a single environment in a short-lived process."""
+
+    async def run() -> T:
+        fleet = EnvFleet(config.model_copy(update={"num_envs": 1, "workers": 1}))
         try:
-            return await fleet.start()
+            return await use(fleet)
         finally:
             fleet.close()
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, ask()).result()
+        return thread.submit(asyncio.run, run()).result()

@@ -61,7 +61,8 @@ class GymnasiumEnv(RetracedSimulator):
 
     Its state is its attributes if they are plain data and no wrapper has a state, as in classic control. Otherwise its
     state is its start and its actions, which load() repeats; this includes the state of wrappers such as a frame stack
-    or a time limit. The first save checks with a second environment that repeating gives the same observation.
+    or a time limit. The first save after an action checks with a second environment that repeating gives the same
+    observation.
     """
 
     Settings = GymnasiumSettings
@@ -79,7 +80,7 @@ class GymnasiumEnv(RetracedSimulator):
         self._env: Any = self._make_environment()
         self._observed: Any = None
         self._is_repeatable = False
-        """True after the first save has checked that the same actions give the same observation."""
+        """True after a save has checked that the same actions, at least one, give the same observation."""
         self._frames: list[NDArray[np.uint8]] = []
         """[side, side] grey pictures of `motion`, the current one last."""
         if settings.image_size:
@@ -230,7 +231,7 @@ class GymnasiumEnv(RetracedSimulator):
                 "randomness does not come from np_random. Draw from self.np_random in the environment, or keep its "
                 "simulators on the host (schedule.placement.env=host), where no state is saved."
             )
-        self._is_repeatable = True
+        self._is_repeatable = bool(self.actions)  # a start without actions shows nothing of the steps' randomness
 
 
 def _is_picture(space: Any) -> bool:

@@ -238,11 +238,13 @@ def steps_of(sample: Sample) -> EpisodeSteps:
     last = sample.segments[-1]
     is_terminal = last.kind != FINAL
     states.append(states[-1] if is_terminal else _read_state(sample, last))
+    executed = turns[-1].sampled
     return EpisodeSteps(
         states=np.stack(states),
         actions=np.stack([np.ascontiguousarray(turn.token_ids, np.int32).view(np.float32) for turn in turns]),
         rewards=turn_rewards(sample, list_trained_turns(sample)),
         is_terminal=is_terminal,
+        last_share=1.0 if executed is None else float(executed.mean()),
     )
 
 

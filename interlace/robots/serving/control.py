@@ -20,7 +20,7 @@ from interlace.core.types import FloatArray
 from interlace.robots.envs.spec import stack_observations
 from interlace.robots.serving.client import ActionChunk, PolicyClient
 from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLimits
-from interlace.robots.serving.schema import Intervention
+from interlace.robots.serving.schema import Intervention, PolicySchema
 from interlace.rollouts.envs.spec import Observation
 
 Mode: TypeAlias = Literal["rtc", "stop-and-wait"]
@@ -114,7 +114,7 @@ class ControlLoop:
         settings that do not fit the policy.
         """
         schema = client.schema
-        _check_settings(settings)
+        _check_settings(settings, schema)
         self._client, self._robot, self._settings, self._human = client, robot, settings, human
         self._tick_s = 1 / (settings.control_hz or schema.control_hz)
         half = math.ceil(schema.chunk / 2)
@@ -267,11 +267,16 @@ class ControlLoop:
         )
 
 
-def _check_settings(settings: ControlSettings) -> None:
-    """Raises UserError for a value that no policy allows."""
+def _check_settings(settings: ControlSettings, schema: PolicySchema) -> None:
+    """Raises UserError for a value that no policy allows, and for real-time chunking without chunks."""
     if settings.mode not in get_args(Mode):
         raise UserError(f"mode = {settings.mode!r}: it must be one of {', '.join(map(repr, get_args(Mode)))}.")
     if settings.control_hz is not None and not settings.control_hz > 0:
         raise UserError(f"control_hz={settings.control_hz}: it must be above 0.")
     if settings.executed is not None and settings.executed < 1:
         raise UserError(f"executed={settings.executed}: it must be 1 or more.")
+    if settings.mode == "rtc" and schema.chunk == 1:
+        raise UserError(
+            "mode = 'rtc' executes the rest of a chunk while the next chunk is computed, and the policy "
+            f"{schema.policy!r} gives one action per request. Set mode='stop-and-wait', or serve a policy with chunks."
+        )

@@ -184,6 +184,11 @@ def read_act(message: Message, schema: PolicySchema) -> ActRequest:
     found = np.zeros((0, schema.size), np.float32)
     if prefix is not None:
         found = _read_floats(PREFIX, prefix, (ANY, schema.size))
+    if schema.chunk == 1 and (len(found) or _read_whole(DELAY, message.get(DELAY, 0), most=LARGEST_SEED)):
+        raise RequestError(
+            "the request has a prefix or a delay, and the policy gives one action per request, after which no action "
+            "is left for real-time chunking. Send neither, and wait for each action (stop-and-wait)."
+        )
     if len(found) > schema.chunk:
         raise RequestError(f"prefix has {len(found)} actions, and a chunk of the policy {schema.chunk}.")
     delay = _read_whole(DELAY, message.get(DELAY, 0), most=schema.chunk - 1)

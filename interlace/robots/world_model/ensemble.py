@@ -124,5 +124,5 @@ class EnsembleModel(WorldModel):
         self.mean.copy_(given.mean(0))
         self.scale.copy_(given.std(0, unbiased=False).clamp(min=1e-4))
         if len(change):
-            self.change_scale.copy_(change.std(0, unbiased=False).clamp(min=1e-4))
+            self.change_scale.copy_(change.square().mean(0).sqrt().clamp(min=1e-4))
         self.is_fitted.fill_(1)

@@ -54,7 +54,7 @@ class Transitions:
     next_states: Array
     """State or picture after the chunk, in the shape of `states`; undefined if has_next is 0."""
     has_next: FloatArray
-    """[B] 1 if the state after the chunk is known, else 0: the last turn of an episode has no successor."""
+    """[B] 1 if the state after the chunk is known, else 0: the last turn of an episode has no successor, or was cut."""
     rewards: FloatArray
     """[B] reward of the chunk."""
     successes: FloatArray
@@ -62,7 +62,8 @@ class Transitions:
     ends: FloatArray
     """[B] 1 if the task ended with the chunk, by success or otherwise, else 0. The horizon ends no task."""
     firsts: FloatArray
-    """[B] 1 at the first chunk of an episode, else 0. The chunks of an episode are consecutive and in order."""
+    """[B] 1 at the first chunk of an episode, and at the first one after chunks of an expert; else 0. The chunks from
+    one first chunk to the next are consecutive and in order."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -94,23 +95,25 @@ def transitions_of(
     """Converts a robot's samples, such as a replay buffer's, to transitions.
 
     decode: converts a turn's action tokens to actions, [K, A]. solved: returns whether a sample solved its task, which
-    it did with its last chunk. array: name of the observed array, `state` or `image`. Raises UserError for samples
-    whose turns have no such array.
+    it did with its last chunk. array: name of the observed array, `state` or `image`. Turns in which an expert acted
+    instead of the policy are left out. Raises UserError for samples whose turns have no such array.
     """
     rows: list[tuple[Array, FloatArray, Array, float, float, float, float, float]] = []
     for sample in samples:
-        turns = [
-            each for each in sample.segments if each.kind != FINAL and (each.sampled is None or each.sampled.any())
-        ]
+        turns = [each for each in sample.segments if each.kind != FINAL and (each.inputs is None or _has_acted(each))]
         states = [_read_array(sample, turn, array) for turn in turns]
         # The final observation has no answer.
         states += [_read_array(sample, each, array) for each in sample.segments[-1:] if each.kind == FINAL]
         for place, turn in enumerate(turns):
-            is_known, is_last = place + 1 < len(states), place == len(turns) - 1
+            if not _has_acted(turn):
+                continue
+            is_first = place == 0 or not _has_acted(turns[place - 1])
+            is_whole = turn.sampled is None or bool(turn.sampled.all())  # else a limit cut the chunk
+            is_known, is_last = is_whole and place + 1 < len(states), place == len(turns) - 1
             following = states[place + 1] if is_known else states[place]
             chunk = decode(turn.token_ids).reshape(-1).astype(np.float32)
             has_ended = is_last and sample.finish_reason == FinishReason.STOP
-            flags = float(is_last and solved(sample)), float(has_ended), float(place == 0)
+            flags = float(is_last and solved(sample)), float(has_ended), float(is_first)
             rows.append((states[place], chunk, following, float(is_known), float(turn.reward or 0.0), *flags))
     names = ("states", "chunks", "next_states", "has_next", "rewards", "successes", "ends", "firsts")
     columns = [
@@ -191,6 +194,11 @@ def error_by_horizon(model: WorldModel, data: Transitions, horizons: Sequence[in
             gap = (np.asarray(model.decode(imagined), np.float32) - real) / scale
             found[step + 1] = float(np.sqrt((gap**2).mean()))
     return found
+
+
+def _has_acted(segment: Segment) -> bool:
+    """Returns whether a segment is an answer of the policy that the simulator executed."""
+    return segment.sampled is None or bool(segment.sampled.any())
 
 
 def _read_array(sample: Sample, turn: Segment, name: str) -> Array:

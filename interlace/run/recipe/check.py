@@ -31,6 +31,7 @@ from interlace.rewards.rows import check_rows
 from interlace.rollouts.config import create_kind as create_episode_kind
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check_settings import check_placement, check_settings
+from interlace.run.recipe.check_simulators import check_shared_devices
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
@@ -122,6 +123,7 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     loads = measure_loads(recipe, model, longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
+    check_shared_devices(recipe, devices, memory)
     schedule = recipe.schedule.resolved
     return Derived(
         num_parameters=size.num_parameters,

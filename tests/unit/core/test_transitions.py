@@ -26,6 +26,22 @@ def test_n_step_returns_are_the_direct_sums(n: int, is_terminal: bool) -> None:
         np.testing.assert_allclose(found.states[turn], states[turn], rtol=1e-6)
 
 
+def test_a_chunk_that_a_limit_cut_counts_as_the_executed_share() -> None:
+    """Each action is rewarded with -1 for ever, so all states have one value, and a target equals it for any limit."""
+    num_actions, executed = 4, 2
+    value = -num_actions / (1 - GAMMA)
+    rewards = np.array([-num_actions, -num_actions, -executed], np.float64)
+    episode = EpisodeSteps(
+        states=np.zeros((4, 1)), actions=np.zeros((3, 4)), rewards=rewards, is_terminal=False,
+        last_share=executed / num_actions,
+    )  # fmt: skip
+    for n in (1, 2, 5):
+        found = n_step_transitions(episode, n=n, gamma=GAMMA)
+        ends = np.minimum(np.arange(3) + n, 3)
+        np.testing.assert_allclose(found.discounts, GAMMA ** (np.where(ends == 3, 2.5, ends) - np.arange(3)), rtol=1e-6)
+        np.testing.assert_allclose(found.rewards + found.discounts * value, value, rtol=3e-3)
+
+
 def test_taking_and_joining_keep_rows_together() -> None:
     parts = [
         TransitionBatch(

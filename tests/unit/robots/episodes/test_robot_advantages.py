@@ -132,7 +132,9 @@ def direct(start: int, *, bootstrap: bool) -> tuple[list[float], int, bool]:
             taken += 1
             if over or taken == HORIZON:
                 break
-    after = 0.0 if over or not bootstrap else value(state)
+    # The horizon cuts the last chunk, which then lasts less than a turn.
+    share = ((taken - 1) % CHUNK + 1) / CHUNK
+    after = 0.0 if over or not bootstrap else GAMMA ** (share - 1) * value(state)
     deltas = [r + GAMMA * v - before for r, v, before in zip(rewards, [*seen[1:], after], seen, strict=True)]
     return [sum((GAMMA * LAM) ** k * d for k, d in enumerate(deltas[t:])) for t in range(len(deltas))], taken, not over
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -51,6 +52,20 @@ def test_a_cut_off_episode_has_a_last_state_and_a_finished_one_has_not() -> None
     assert not cut.is_terminal and cut.states[:, 1].tolist() == [0, 1, 2, 3]
     assert ended.is_terminal and ended.rewards.tolist() == [0, 1, 2]
     np.testing.assert_allclose(cut.actions[:, 0], [0, 0.1, 0.2], rtol=1e-6)
+
+
+def test_the_last_chunk_of_a_cut_off_episode_counts_by_its_executed_share() -> None:
+    whole = sample(1, 3, cut_off=True)
+    numbers = np.array([0.2, 0.4, 0.6, 0.8], np.float32).view(np.int32)
+    chunks = [
+        replace(each, token_ids=numbers, sampled=mask)
+        for each, mask in zip(whole.segments[1:6:2], (None, None, np.array([True, False, False, False])), strict=True)
+    ]
+    segments = [part for pair in zip(whole.segments[0:6:2], chunks, strict=True) for part in pair]
+    found = OffPolicy(settings=SACSettings(gamma=0.5), seed=0).convert(
+        replace(whole, segments=(*segments, *whole.segments[6:]))
+    )
+    np.testing.assert_allclose(found.discounts, [0.5, 0.5, 0.5**0.25], rtol=1e-6)
 
 
 def test_the_table_follows_the_replay_and_draws_every_turn(tmp_path: Path) -> None:

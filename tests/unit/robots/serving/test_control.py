@@ -13,7 +13,7 @@ from interlace.core.types import FloatArray
 from interlace.robots.datasets.load import open_dataset
 from interlace.robots.serving.control import ControlLoop, ControlReport, ControlSettings, Robot, Tick
 from interlace.robots.serving.limits import SafetyLimits
-from interlace.robots.serving.schema import Intervention
+from interlace.robots.serving.schema import ArrayField, Intervention
 from interlace.robots.serving.simulated import SimulatedRobot
 from interlace.robots.serving.wire import RequestError
 from interlace.rollouts.envs.spec import Observation
@@ -122,6 +122,11 @@ def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobo
         ):
             with pytest.raises(UserError, match=words):
                 ControlLoop(client, robot, settings)
+        single = ArrayField(shape=(1, 1), dtype="float32")
+        client.schema = client.schema.model_copy(update={"actions": single, "executed": 1})
+        with pytest.raises(UserError, match="gives one action per request"):
+            ControlLoop(client, robot, ControlSettings())
+        ControlLoop(client, robot, ControlSettings(mode="stop-and-wait"))
 
 
 def test_the_actions_of_a_human_become_demonstrations(

@@ -95,6 +95,14 @@ def test_requests_that_do_not_fit(changes: dict[str, object], words: str) -> Non
         read_act({**GOOD, **changes}, SCHEMA)  # type: ignore[arg-type]
 
 
+def test_real_time_chunking_of_single_actions_is_refused() -> None:
+    single = SCHEMA.model_copy(update={"actions": ArrayField(shape=(1, 2), dtype="float32")})
+    assert read_act({**GOOD, "prefix": np.zeros((0, 2), np.float32), "delay": 0}, single).delay == 0
+    for changes in ({"prefix": np.zeros((1, 2), np.float32)}, {"delay": 1}):
+        with pytest.raises(RequestError, match="the policy gives one action per request"):
+            read_act({**GOOD, **changes}, single)  # type: ignore[arg-type]
+
+
 def test_interventions_that_do_not_fit() -> None:
     arrays = {name: np.stack([array] * 5) for name, array in GOOD.items()}  # type: ignore[type-var,arg-type]
     good = {**arrays, "kind": "intervention", "actions": np.zeros((5, 2), np.float32)}

@@ -13,9 +13,21 @@ import pytest
 
 import interlace
 from interlace.core.errors import UserError
+from interlace.robots.episodes.robot import policy_actions
 from interlace.robots.serving.client import ConnectionLostError, PolicyClient
 from interlace.robots.serving.wire import RequestError, pack
-from tests.support.robot_server import CHUNK, HEADS, RULES, connect, dot_observation, load, play_greedy, serving
+from interlace.run.host import policy_actions_of
+from tests.support.robot_server import (
+    CHUNK,
+    HEADS,
+    RULES,
+    connect,
+    decode_greedily,
+    dot_observation,
+    load,
+    play_greedy,
+    serving,
+)
 
 SLOW = pytest.mark.slow
 
@@ -59,6 +71,24 @@ def test_the_committed_actions_are_the_first_of_the_chunk(client: PolicyClient, 
         if RULES[head] != "guided":
             assert np.array_equal(again, free), "a chunk continues its own beginning unchanged"
     assert client.schema.prefix_rule == RULES[head]
+
+
+def test_the_rest_of_a_forced_chunk_is_decoded_after_the_committed_actions(
+    client: PolicyClient, head: str, tmp_path: Path
+) -> None:
+    if RULES[head] != "forced":
+        pytest.skip("only tokens that are decoded one by one are forced")
+    recipe, free = load(head, tmp_path), client.act(dot_observation()).actions
+    actions, differ = policy_actions(policy_actions_of(recipe)), []
+    prefix = np.linspace(0.9, -0.9, 6, dtype=np.float32)[:, None]
+    for delay in (1, 3, 6):
+        begun = actions.encode(prefix[:delay]).tolist()
+        expected = actions.decode(decode_greedily(recipe, begun, dot_observation()))
+        found = client.act(dot_observation(), prefix=prefix, delay=delay).actions
+        np.testing.assert_array_equal(found[:delay], prefix[:delay])
+        np.testing.assert_array_equal(found[delay:], expected[delay:])
+        differ.append(not np.array_equal(found[delay:], free[delay:]))
+    assert any(differ), "the committed actions change the others"
 
 
 def test_a_limit_of_the_change_keeps_the_bounds_of_the_actions(tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_it_predicts_what_it_has_not_seen_and_its_error_grows_with_the_horizon(f
     assert np.abs(found.rewards - rewards[:, 0]).mean() < 0.3 * rewards[:, 0].std()
 
 
+def test_a_number_that_always_changes_alike_is_scaled_by_its_change() -> None:
+    data = transitions(*walked(1))
+    clock = np.tile(np.arange(CHUNKS, dtype=np.float32), EPISODES)[:, None]
+    data = replace(
+        data,
+        states=np.concatenate([data.states, 3 * clock], 1),
+        next_states=np.concatenate([data.next_states, 3 * clock + 3], 1),
+    )
+    model = EnsembleModel(CONFIG.model_copy(update={"state_size": 3}), seed=1)
+    model.fit(data, steps=1)
+    assert model.change_scale[2] == 3
+
+
 def test_members_disagree_where_there_was_no_data(fitted: EnsembleModel) -> None:
     states, chunks, _ = walked(2)
     inside = fitted.predict(states[:, 0], chunks[:, 0]).disagreement
@@ -150,6 +163,24 @@ def test_the_turns_of_a_sample_see_what_their_context_was_given_and_its_end_what
     found = transitions_of([one], lambda tokens: tokens.astype(np.float32)[:, None])
     assert found.states[:, 0].tolist() == [0, 1] and found.next_states[:, 0].tolist() == [1, 2]
     assert found.has_next.tolist() == [1, 1] and found.firsts.tolist() == [1, 0]
+    cut = replace(answers[1], sampled=np.array([True, False]))
+    one = replace(sample(), segments=(*segments[:3], cut, *segments[4:]))
+    found = transitions_of([one], lambda tokens: tokens.astype(np.float32)[:, None])
+    assert found.has_next.tolist() == [1, 0], "the state after a whole chunk is unknown"
+
+
+def test_a_chunk_before_an_expert_takes_over_leads_to_the_state_in_which_it_does() -> None:
+    def turn(number: float, sampled: np.ndarray | None, place: int) -> tuple[Segment, Segment]:
+        sees = {"state": np.array([[number, 7.0]], np.float32)}
+        context = Segment(token_ids=np.array([9], np.int32), sampled=np.zeros(1, np.bool_), inputs=sees)
+        return context, Segment(parent=2 * place, token_ids=np.array([1, 2], np.int32), sampled=sampled)
+
+    taken_over = np.zeros(2, np.bool_)
+    segments = [each for place in range(4) for each in turn(place, taken_over if place == 1 else None, place)]
+    one = replace(sample(), segments=tuple(segments))
+    found = transitions_of([one], lambda tokens: tokens.astype(np.float32)[:, None])
+    assert found.states[:, 0].tolist() == [0, 2, 3] and found.next_states[:2, 0].tolist() == [1, 3]
+    assert found.has_next.tolist() == [1, 1, 0] and found.firsts.tolist() == [1, 1, 0]
 
 
 def test_what_it_cannot_learn_from_is_said(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A robot's policy that is incompatible with its simulator is refused before work starts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.memory import sum_by_device
 from tests.support.openvla_folder import openvla_folder
 
 DOT = (
@@ -111,6 +113,25 @@ def test_a_policy_without_statistics_of_its_data_is_refused(tmp_path: Path) -> N
 
 def test_one_that_can_is_not() -> None:
     assert check_recipe(load_recipe("robot-cartpole", [*DOT, robot()])).num_train_prompts == 16
+
+
+def test_simulators_that_cannot_save_their_state_are_refused_on_a_device_that_is_too_small_for_all() -> None:
+    task = "{tasks: ['tests.support.wrapped_gym:Stacked-v0'], horizon: 12, arguments: {honest: false}}"
+    recipe = load_recipe(
+        "robot-cartpole",
+        [
+            *DOT,
+            robot(state_size=3),
+            "episode.env.family=gymnasium",
+            f"episode.env.settings={task}",
+            "schedule.placement.env=all",
+        ],
+    )
+    [shared] = sum_by_device(check_recipe(recipe).memory)
+    small = replace(shared.device, memory_bytes=shared.together_bytes - 1)
+    with pytest.raises(UserError, match=r"Stacked-v0' cannot save its state: .*placement.env=host"):
+        check_recipe(recipe, (small,))
+    check_recipe(recipe.model_copy(update={"schedule": load_recipe("robot-cartpole", DOT).schedule}), (small,))
 
 
 def test_updates_are_counted_as_the_algorithm_makes_them() -> None:
