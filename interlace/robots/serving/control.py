@@ -58,7 +58,8 @@ class Robot(Protocol):
 class ControlSettings:
     """Settings of a control loop."""
 
-    mode: Mode = "rtc"
+    mode: Mode | None = None
+    """None: `rtc` if the policy gives several actions per request, else `stop-and-wait`."""
     control_hz: float | None = None
     """Ticks per second; None for the policy's."""
     executed: int | None = None
@@ -116,9 +117,10 @@ class ControlLoop:
         schema = client.schema
         _check_settings(settings, schema)
         self._client, self._robot, self._settings, self._human = client, robot, settings, human
+        self._mode: Mode = settings.mode or ("rtc" if schema.chunk > 1 else "stop-and-wait")
         self._tick_s = 1 / (settings.control_hz or schema.control_hz)
         half = math.ceil(schema.chunk / 2)
-        self._executed = settings.executed or (half if settings.mode == "rtc" else schema.executed)
+        self._executed = settings.executed or (half if self._mode == "rtc" else schema.executed)
         if self._executed > schema.chunk:
             raise UserError(f"executed={self._executed} actions, and a chunk of the policy has {schema.chunk}.")
         self._limiter = ActionLimiter(settings.limits, schema.size)
@@ -206,7 +208,7 @@ class ControlLoop:
         """Returns the chunk's action of a tick; None before the first chunk."""
         self._receive(tick, 0.0, report)
         left = self._rest(tick)
-        overlaps = self._settings.mode == "rtc"
+        overlaps = self._mode == "rtc"
         is_due = self._current is None or tick - self._current.start >= self._executed
         is_due |= len(left) <= max(self._delays)
         if self._pending is None and (is_due if overlaps else not len(left)):
@@ -235,7 +237,7 @@ class ControlLoop:
         report.server_s.append(chunk.server_s)
         self._last_chunk_s = time.perf_counter()
         self._delays.append(max(1, tick - self._asked_at))
-        length = self._executed if self._settings.mode == "stop-and-wait" else len(chunk.actions)
+        length = self._executed if self._mode == "stop-and-wait" else len(chunk.actions)
         self._current = _Current(chunk.actions[:length], self._start)
 
     def _rest(self, tick: int) -> FloatArray:
@@ -269,7 +271,7 @@ class ControlLoop:
 
 def _check_settings(settings: ControlSettings, schema: PolicySchema) -> None:
     """Raises UserError for a value that no policy allows, and for real-time chunking without chunks."""
-    if settings.mode not in get_args(Mode):
+    if settings.mode is not None and settings.mode not in get_args(Mode):
         raise UserError(f"mode = {settings.mode!r}: it must be one of {', '.join(map(repr, get_args(Mode)))}.")
     if settings.control_hz is not None and not settings.control_hz > 0:
         raise UserError(f"control_hz={settings.control_hz}: it must be above 0.")

@@ -125,8 +125,8 @@ def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobo
         single = ArrayField(shape=(1, 1), dtype="float32")
         client.schema = client.schema.model_copy(update={"actions": single, "executed": 1})
         with pytest.raises(UserError, match="gives one action per request"):
-            ControlLoop(client, robot, ControlSettings())
-        ControlLoop(client, robot, ControlSettings(mode="stop-and-wait"))
+            ControlLoop(client, robot, ControlSettings(mode="rtc"))
+        ControlLoop(client, robot, ControlSettings())
 
 
 def test_the_actions_of_a_human_become_demonstrations(
