@@ -171,6 +171,12 @@ def test_a_search_for_cycles_leaves_out_the_objects_of_the_server() -> None:
         process.join(60)
 
 
+def test_an_import_outside_of_a_fork_server_freezes_no_objects() -> None:
+    code = "import gc, interlace.runtime.process.freeze; print(gc.get_freeze_count())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"
+
+
 def test_processes_of_each_kind_start_with_their_modules() -> None:
     """Also if processes of another kind started before."""
     for module in ("colorsys", "wave"):
