@@ -28,7 +28,8 @@ class ServerLease:
 
     seconds: float
     record: Path
-    """File that describes the server, in the run's folder. The lease ends if the file is removed or replaced."""
+    """File that describes the server, in the run's folder. The lease ends if it is removed or replaced, and no other
+    record names the folder of the server."""
     folder: Path
     """Private folder of the server."""
 
@@ -88,15 +89,31 @@ class ServerLease:
         return None
 
     def _is_current(self) -> bool:
-        try:
-            return str(self.folder) in self.record.read_text(encoding="utf-8")
-        except OSError:
-            return False
+        # Twice, because a record may get another name between the listing of the folder and the reading of the file.
+        return any(find_record(self.record.parent, self.folder) for _ in range(2))
 
 
 def record_file(folder: Path, number: int) -> Path:
     """Returns the record of the server of an engine. folder: of the run's engines."""
     return folder / RECORDS.replace("*", str(number))
+
+
+def read_number(record: Path) -> int | None:
+    """Returns the number of the engine of a record. None for another file."""
+    number = record.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() and record == record_file(record.parent, int(number)) else None
+
+
+def find_record(engines: Path, private: Path) -> Path | None:
+    """Returns the record that names the private folder of a server. None if no record does.
+
+    engines: folder of the records of a run.
+    """
+    for record in engines.glob(RECORDS):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if str(private) in record.read_text(encoding="utf-8"):
+                return record
+    return None
 
 
 class AdoptedGuard:
