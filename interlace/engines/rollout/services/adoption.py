@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import RECORDS, ServerLease, read_number, record_file
+from interlace.engines.rollout.services.lease import RECORDS, ServerLease, hold_folder, read_number, record_file
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, log_file
 
 MOVED = RECORDS.replace("*", "moved-*")
@@ -92,6 +92,7 @@ def adopt_server(
     if guard is None:
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
+    hold_folder(lease.folder)
     wanted = command(record)
     server = ServerProcess(wanted, record.address, lease, adopted=guard, log=Path(record.log), detaches=detaches)
     changed = "the model" if record.model != model else _describe_change(record, wanted)

@@ -18,7 +18,7 @@ from interlace.core.errors import DiskFullError, InterlaceError
 from interlace.core.processes import is_stopped, list_children, read_command
 from interlace.engines.rollout.services.guard import DETACH
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
-from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease, find_record, read_number
+from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease, find_record, read_number, release_folder
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
@@ -168,6 +168,7 @@ class ServerProcess:
     def remove_files(self) -> None:
         self.lease.record.unlink(missing_ok=True)
         shutil.rmtree(self.lease.folder, ignore_errors=True)
+        release_folder(self.lease.folder)
 
 
 _RUNNING: set[ServerProcess] = set()
