@@ -1,7 +1,6 @@
 """`interlace serve`: serves a model or a run's checkpoint through an OpenAI-compatible API, or a policy to robots."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_json_text
 from interlace.observe.run_folder import ROOT, find_run
+from interlace.observe.stop import raise_on_stop_signals
 
 if TYPE_CHECKING:
     from interlace.models.config import ModelConfig
@@ -70,8 +70,7 @@ def serve(
 
 def _run_until_stopped(run_server: Callable[..., None]) -> None:
     """Runs a server until SIGINT or SIGTERM. run_server: takes the event `stop`."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs of scripts
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    raise_on_stop_signals()
     try:
         run_server(stop=asyncio.Event())
     except KeyboardInterrupt:

@@ -136,11 +136,14 @@ def _list_orphans(others: Collection[int], run: "RunFolder") -> list[int]:
 
 
 def _is_guard(process: int, run: "RunFolder") -> bool:
-    """Returns True for the guard of a server of the run: its command line contains the server's record."""
-    from interlace.engines.rollout.services.lease import RECORDS
+    """Returns True for the guard of a server of the run: its command line contains a record of the run.
 
-    records = {str(record.absolute()) for record in run.engines.glob(RECORDS)}
-    return not records.isdisjoint(read_command(process).split("\0"))
+    The record may have got another number since the start of the guard.
+    """
+    from interlace.engines.rollout.services.lease import read_number
+
+    records = [Path(argument) for argument in read_command(process).split("\0")]
+    return any(record.parent == run.engines.absolute() and read_number(record) is not None for record in records)
 
 
 @contextmanager

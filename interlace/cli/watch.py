@@ -8,6 +8,7 @@ import typer
 
 from interlace.cli.complete import RUNS_HELP, complete_run
 from interlace.observe.run_folder import run_folder
+from interlace.observe.stop import raise_on_stop_signals
 
 if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder
@@ -24,6 +25,7 @@ def watch(
     folders = [run_folder(run) for run in runs]
     if hasattr(os, "nice"):
         os.nice(NICENESS)
+    raise_on_stop_signals()
     try:
         asyncio.run(_serve_page(folders, port))
     except KeyboardInterrupt:

@@ -24,6 +24,14 @@ def end_with_parent(number: int) -> None:
         prctl(_PR_SET_PDEATHSIG, number)
 
 
+def continue_after_parent() -> None:
+    """Makes the kernel continue this process after the end of its parent, if a signal has stopped it.
+
+    A stopped process does not notice the end of its run, and would stay for ever.
+    """
+    end_with_parent(signal.SIGCONT)
+
+
 def end_command_with_parent(command: Sequence[str]) -> list[str]:
     """Returns a command whose process, without its own children, the kernel kills when the calling thread ends.
 

@@ -17,6 +17,15 @@ PATIENCE_S = 4.0
 """Seconds that a run continues towards the end of its step after a request to stop."""
 
 
+def raise_on_stop_signals() -> None:
+    """Makes SIGINT and SIGTERM raise KeyboardInterrupt in the main thread, which calls this function.
+
+    A shell ignores SIGINT for the background jobs of a script, and their processes inherit this.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 class StopSignal:
     """Handler of stop signals during its `with` block. Only a main thread can install it; elsewhere it does nothing."""
 

@@ -4,6 +4,8 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import TracebackType
+from typing import Self
 
 from interlace.observe.loggers.base import LoggedSample, MetricsLogger
 
@@ -23,6 +25,8 @@ class ThreadedLogger:
         self._calls: queue.Queue[Callable[[MetricsLogger], None] | None] = queue.Queue()
         self._made = threading.Event()
         self._error: BaseException | None = None
+        self._has_failed = False
+        """True if an error ended the run."""
         self._thread = threading.Thread(target=self._run_calls, args=(make,), name=f"logger-{name}", daemon=True)
         self._thread.start()
         self._made.wait()
@@ -53,6 +57,15 @@ class ThreadedLogger:
         if self._thread.is_alive():
             self._say(f"logger {self._name!r} did not finish in {CLOSE_WITHIN_S:.0f} s: its last metrics may be lost")
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_failed = error is not None
+        self.close()
+
     def _run_calls(self, make: Callable[[], MetricsLogger]) -> None:
         try:
             logger = make()
@@ -64,7 +77,7 @@ class ThreadedLogger:
         failed = False
         while (call := self._calls.get()) is not None:
             failed = failed or not self._try_call(partial(call, logger))
-        self._try_call(logger.close)
+        self._try_call(getattr(logger, "close_failed", logger.close) if self._has_failed else logger.close)
 
     def _try_call(self, call: Callable[[], None]) -> bool:
         try:

@@ -96,6 +96,8 @@ class ModelSources:
     """Folder for the logs of servers that engines start."""
     engines: Sequence[int] | None = None
     """Numbers of the engines to start. If None, all places have one."""
+    places: Sequence[str] = ()
+    """Text for each place of the engines; see EngineSite.place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +144,7 @@ def rollout_source(sources: ModelSources, memory: RunMemory) -> EngineSource:
         model=sources.initial if adds_adapters else sources.policy,
         adapter=sources.adapter if adds_adapters else None,
         logs=sources.logs,
+        places=sources.places,
         kv_needs=KVNeeds(
             longest=memory.loads.longest,
             reserved_bytes=reserved_bytes(memory.workers),

@@ -52,6 +52,8 @@ class EngineSource:
     """Folder for the logs of servers that an engine starts."""
     url: str | None = None
     """Address of the server that an engine is, for one that joins a run."""
+    places: Sequence[str] = ()
+    """Place of each engine of a run, by its number; see EngineSite.place."""
     wrap: Wrap | None = None
     """Replaces the engine by another, in this process."""
     kv_needs: KVNeeds = KVNeeds()
@@ -65,10 +67,12 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     from interlace.workers.rollout import RolloutBundle
 
     recipe, loaded = source.recipe, load_source(source, context)
+    instance = int(context.group.rpartition("/")[2])
     site = replace(
         _make_site(source, context),
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
-        instance=int(context.group.rpartition("/")[2]),
+        instance=instance,
+        place=source.places[instance] if instance < len(source.places) else "",
         detaches=recipe.cluster.is_ray,
         url=source.url,
         kv_needs=source.kv_needs,
@@ -88,7 +92,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 
 
 def _make_site(source: EngineSource, context: WorkerContext) -> "EngineSite":
-    """Makes the site of an engine of this worker, without its mesh, instance, address and KV cache."""
+    """Makes the site of an engine of this worker, without its mesh, instance, place, address and KV cache."""
     from interlace.engines.rollout.kinds import EngineSite
 
     return EngineSite(

@@ -21,7 +21,7 @@ from interlace.core.types import JSON, TerminalEvent
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.rollout.kinds.base import ServedKind
-from interlace.engines.rollout.services.adoption import end_unused_servers
+from interlace.engines.rollout.services.adoption import end_unused_servers, move_servers
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.run import RoleGroups, shares_base
 from interlace.observe.checkpoints import Checkpoints
@@ -219,7 +219,8 @@ class RunProcess(ABC):
         initial = await make_warmed_model(cluster, recipe, prompts, self._progress, on_step=abort, run=self._folder)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint does not repeat the warm-up
         policy = initial.stored_in(newest) if newest else initial
-        engines, num_places = None, len(cluster.place("rollout"))
+        places = [" ".join(cluster.locations[each.index] for each in devices) for devices in cluster.place("rollout")]
+        engines, num_places = None, len(places)
         kind = create_kind(recipe.rollout)
         if not isinstance(kind, AddressKind):
             engines = read_members(self._folder.engines, num_places)
@@ -231,11 +232,11 @@ class RunProcess(ABC):
             recipe=recipe, policy=policy, initial=initial, longest_prompt=longest,
             critic=newest / CRITIC_FOLDER if newest else None,
             adapter=newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None,
-            logs=self._folder.engines, engines=engines,
+            logs=self._folder.engines, engines=engines, places=places,
         )  # fmt: skip
         served = range(num_places) if engines is None else engines
-        kept = served if isinstance(kind, ServedKind) else ()
-        for sentence in end_unused_servers(self._folder.engines, kept):
+        kept = {number: places[number] for number in served} if isinstance(kind, ServedKind) else {}
+        for sentence in (*move_servers(self._folder.engines, kept), *end_unused_servers(self._folder.engines, kept)):
             self._progress.say(sentence)
         groups = await launch_roles(cluster, sources)
         if newest:

@@ -57,6 +57,8 @@ class Cluster(ABC):
         clock: if None, the clock of the event loop.
         """
         self.devices = tuple(devices)
+        self.locations = [locate_device(device.name) for device in devices]
+        """Text for each device: its machine and name, equal for all cores of a machine and in each process of a run."""
         self._schedule = schedule
         self.clock: Clock = clock or LoopClock(asyncio.get_running_loop())
         self.waits = WaitRegistry(self.clock)
@@ -264,6 +266,11 @@ async def _check_memory(cluster: Cluster, spec: WorkerSpec, group: WorkerGroup[W
             with cluster.waits.operation(who=spec.name, what="offload"):
                 await asyncio.gather(*(rank.call("offload", (), {}) for rank in group.rank_set.ranks))
                 await cluster.wait_turn()
+
+
+def locate_device(local_name: str, machine: str = "") -> str:
+    """Returns a text for a device of a machine, equal for all its cores. local_name: torch's name on the machine."""
+    return f"{machine} {'cpu' if local_name.startswith('cpu') else local_name}".strip()
 
 
 def _has_own_memory(device: Device) -> bool:

@@ -210,19 +210,36 @@ class Endless(Worker):
         threading.Event().wait()
 
 
-async def start_endless() -> None:
+class Unmade(Endless):
+    """Has a construction that does not end, such as one that waits for a rank that has died."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.hangs()
+
+
+async def start_endless(worker: str, *preload: str) -> None:
     cluster = LocalCluster(two_devices(), Schedule(), hang_after_s=600)
-    spec = WorkerSpec(name="endless", factory=Endless, worker_class=Endless, devices=cluster.devices, num_ranks=2)
+    made = {"Endless": Endless, "Unmade": Unmade}[worker]
+    spec = WorkerSpec(
+        name="endless", factory=made, worker_class=made, devices=cluster.devices, num_ranks=2, preload=preload
+    )
     await (await cluster.launch(spec)).hangs()
 
 
-def test_they_end_with_a_controller_that_was_killed_whatever_they_do() -> None:
-    script = (
-        "import asyncio; from tests.contract.test_local_processes import start_endless; asyncio.run(start_endless())"
-    )
+@pytest.mark.parametrize("preload", ["", "colorsys"])
+@pytest.mark.parametrize(("worker", "is_stopped"), [("Endless", False), ("Endless", True), ("Unmade", False)])
+def test_they_end_with_a_controller_that_was_killed_whatever_they_do(
+    worker: str, preload: str, *, is_stopped: bool
+) -> None:
+    """Also if the controller was killed before it replaced a rank that a signal had stopped, or while a rank starts."""
+    arguments = [worker, *([preload] if preload else [])]
+    script = f"import asyncio; from {__name__} import start_endless; asyncio.run(start_endless(*{arguments}))"
     controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert controller.stdout
     ranks = [os.pidfd_open(int(controller.stdout.readline())) for _ in range(2)]
+    if is_stopped:
+        signal.pidfd_send_signal(ranks[0], signal.SIGSTOP)
     controller.kill()
     controller.wait()
     controller.stdout.close()

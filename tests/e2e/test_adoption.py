@@ -1,6 +1,7 @@
 """After SIGKILL of the command, `--resume` adopts the engine servers that the killed command had started."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,23 @@ def test_a_resumed_run_adopts_the_servers_of_the_killed_one_unless_its_recipe_ha
     run(tmp_path, "whole", [*SETTINGS, steps])
     assert samples(tmp_path / "runs", "x") == samples(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path / "runs", "x"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.slow
+def test_an_engine_adopts_a_server_that_had_another_number(tmp_path: Path) -> None:
+    """The resumed run has one engine, and only the server of the other engine runs."""
+    servers, engines = kill_run(tmp_path, [*SETTINGS, ENGINE]), tmp_path / "runs/x/engines"
+    guards = {number: guard for guard, number in find_guards(engines).items()}
+    url = ServerRecord.model_validate_json((engines / "rollout-1.json").read_text()).url
+    os.kill(guards[0], signal.SIGKILL)
+    newest = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "runs/x/checkpoints").glob("step_*"))
+    settings, lines = [*SETTINGS, ENGINE, f"steps={newest + 2}", "cluster.devices=cpu:1"], Lines()
+    run(tmp_path / "runs", "x", settings, resume=True, progress=lines)
+    adopted = [sentence for sentence in lines.said if "which runs already, is adopted" in sentence]
+    assert len(adopted) == 1 and url in adopted[0], lines.said
+    assert all_gone(servers, 30.0) and not [*engines.glob("rollout-*.json")]
+    for handle in servers:
+        os.close(handle)
 
 
 @pytest.mark.slow  # starts Ray twice or three times

@@ -14,6 +14,7 @@ from typing import Literal, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
+from interlace.agents.episodes.program_groups import program_groups
 from interlace.agents.server.app import SessionAddress
 from interlace.agents.server.conversation import Conversation
 from interlace.agents.server.host import PATIENCE_S, SessionHost
@@ -150,9 +151,11 @@ class Program:
             _write_stream(process.stdin, json.dumps(row).encode()),
         )
         try:
+            program_groups().add(process.pid)  # a group has the number of its first process
             await _wait_for_exit(process)
         finally:
             _kill_group(process)  # remaining child processes may keep its output open
+            program_groups().remove(process.pid)
             await _end_streams(process, talk)
             status = await process.wait()
         return self._make_outcome(status, output.decode(errors="replace"), errors.decode(errors="replace"))

@@ -29,7 +29,7 @@ class MetricsLoggers:
             for name in dict.fromkeys(names):
                 if name != "jsonl":
                     logger = ThreadedLogger(name, partial(_make, name, info), say)
-                    self._loggers.append(opened.enter_context(closing(logger)))
+                    self._loggers.append(opened.enter_context(logger))
             self._open = opened.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -48,17 +48,14 @@ class MetricsLoggers:
         for logger in self._loggers if samples else ():
             logger.log_samples(step, samples)
 
-    def close(self) -> None:
-        """Closes each logger, also if one of them raises."""
-        self._open.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Closes each logger, also if one of them raises. An error is the failure of the run."""
+        self._open.__exit__(kind, error, trace)
 
 
 def open_loggers(

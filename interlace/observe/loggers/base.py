@@ -55,9 +55,9 @@ class MetricsLogger(Protocol):
     """Receiver of a run's metrics, made as `Logger(info)`. One thread, which does not run the event loop, makes, calls
     and closes it.
 
-    Two further methods are optional. `log_evaluation(step, metrics)` receives the evaluations before the first and
+    Three further methods are optional. `log_evaluation(step, metrics)` receives the evaluations before the first and
     after the last step; without it, `log` receives them. `log_samples(step, samples)` receives a few samples after each
-    evaluation.
+    evaluation. `close_failed()` is called instead of `close()` if an error ended the run.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -13,8 +13,8 @@ from interlace.observe.loggers.base import LoggedSample, RunInfo, make_plain_nam
 
 RUN_TAG = "interlace.run"
 """Tag with the id of the run, by which a resumed run finds its MLflow run."""
-RUNNING = "RUNNING"
-"""MLflow's status of a run that has not ended."""
+RUNNING, FAILED = "RUNNING", "FAILED"
+"""MLflow's status of a run that has not ended, and of one that an error ended."""
 MOST_METRICS = 1000
 """Most metrics in one request of MLflow's API."""
 
@@ -57,6 +57,9 @@ class Logger:
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+    def close_failed(self) -> None:
+        self._client.set_terminated(self._run_id, FAILED)
 
     def _find_run(self, experiment_id: str, info: RunInfo) -> str | None:
         """Returns the MLflow run of a resumed run."""

@@ -36,3 +36,6 @@ class Logger:
 
     def close(self) -> None:
         self._run.finish()
+
+    def close_failed(self) -> None:
+        self._run.finish(exit_code=1)

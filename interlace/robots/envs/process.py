@@ -6,6 +6,7 @@ The simulators are chosen by the user and not written by a model, so their pickl
 import contextlib
 import ctypes
 import os
+import pickle
 import select
 import socket
 import time
@@ -16,11 +17,12 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.load import create_envs
+from interlace.robots.envs.slots import describe_error
 from interlace.robots.envs.spec import select_row
 from interlace.robots.envs.stepping import SimulatedEnvs
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
 from interlace.rollouts.envs.spec import SimulatorError
-from interlace.runtime.process.child import become_child, frame_message, receive
+from interlace.runtime.process.child import become_child, frame_message, receive_frame
 
 NO_JOB = 0xFFFFFFFF
 """Number of the messages of a process before its first answer: an EnvSpec, then PREPARED when it accepts jobs. A
@@ -58,26 +60,39 @@ def serve_envs(
         running = None if isinstance(envs, SimulatedEnvs) else set[int]()
         while True:
             numbered = receive_jobs(connection, running)
-            answers = _answer_jobs(envs, [job for _, job in numbered])
+            jobs = [job for _, job in numbered if isinstance(job, SlotJob)]
+            answers = _answer_jobs(envs, jobs)
             if running is not None:
-                _note_ends(running, [job for _, job in numbered], answers)
-            for (number, _), answer in zip(numbered, answers, strict=True):
+                _note_ends(running, jobs, answers)
+            found = iter(answers)
+            for number, job in numbered:
+                answer = next(found) if isinstance(job, SlotJob) else SlotAnswer(error=job)
                 connection.sendall(frame_message(number, answer))
 
 
-def receive_jobs(connection: socket.socket, running: set[int] | None) -> list[tuple[int, SlotJob]]:
+def receive_jobs(connection: socket.socket, running: set[int] | None) -> list[tuple[int, SlotJob | UserError]]:
     """Waits for a job, then takes all that have arrived; returns them with their numbers.
 
-    running: environments whose episodes run. While one of them has no job here, the next job has GATHER_S to arrive. If
-    None, one job is taken.
+    An error replaces a job that cannot be unpickled. running: environments whose episodes run. While one of them has no
+    job here, the next job has GATHER_S to arrive. If None, one job is taken.
     """
-    numbered = [receive(connection)]
+    numbered = [_receive_job(connection)]
     while running is not None:
-        lacking = running.difference(job.slot for _, job in numbered)
+        lacking = running.difference(job.slot for _, job in numbered if isinstance(job, SlotJob))
         if not select.select([connection], [], [], GATHER_S if lacking else 0)[0]:
             break
-        numbered.append(receive(connection))
+        numbered.append(_receive_job(connection))
     return numbered
+
+
+def _receive_job(connection: socket.socket) -> tuple[int, SlotJob | UserError]:
+    """Waits for a job. Returns it, or the reason why it cannot be unpickled, with its number."""
+    number, body = receive_frame(connection)
+    try:
+        job: SlotJob = pickle.loads(body)
+    except Exception as error:  # noqa: BLE001 - it is the job's failure
+        return number, UserError(f"a job of the simulator cannot be unpickled: {describe_error(error)}")
+    return number, job
 
 
 def _note_ends(running: set[int], jobs: Sequence[SlotJob], answers: Sequence[SlotAnswer]) -> None:

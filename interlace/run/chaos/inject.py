@@ -17,15 +17,17 @@ from interlace.core.random import keyed_random
 from interlace.observe.progress import QuietProgress
 from interlace.run.callbacks import StepInfo
 from interlace.run.chaos.certificate import FaultRecord
-from interlace.run.chaos.faults import FaultSpec
+from interlace.run.chaos.faults import TRAINED, FaultSpec
 from interlace.run.chaos.phases import RunPhases
 from interlace.run.chaos.processes import list_servers, role_processes
 
 LOOK_S, AIMED_LOOK_S = 0.05, 0.002
 """Seconds between two looks for processes, and between two looks at the phase for which a fault waits."""
-REPORTED = ("rollout", "reference")
+REPORTED = ("rollout", "reference", *TRAINED)
 """Roles of which the run reports that a worker is back."""
 _BACK = re.compile(r"(?P<role>\w+)(/\d+)? (is back|runs again)")
+_STARTED = re.compile(rf"(?P<role>{'|'.join(TRAINED)}): micro-batches are .*")
+"""Report about a role that trains, after the start of all its ranks with their weights."""
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -152,7 +154,8 @@ class Injector:
         for place, (_, fault, since_s, _) in [*self._open.items()]:
             if fault.role == role:
                 self._set_recovered(place, time.monotonic() - since_s)
-                return
+                if role not in TRAINED:  # a start of the run replaces all its trainers
+                    return
 
     def _set_recovered(self, place: int, seconds: float) -> None:
         self._open.pop(place, None)
@@ -170,5 +173,5 @@ class ChaosProgress(QuietProgress):
         self._injector.phases.note_stage(name, is_done=done == total)
 
     def say(self, text: str) -> None:
-        if match := _BACK.fullmatch(text):
+        if match := _BACK.fullmatch(text) or _STARTED.fullmatch(text):
             self._injector.record_recovery(match["role"])

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from interlace.core.errors import InterlaceError, WorkerAbsentError, WorkerDiedError
-from interlace.runtime.process.child import set_process_name
+from interlace.runtime.process.child import notice_end_of_run, set_process_name
 from interlace.runtime.process.launch import GUARD, LocalProcess, rank_servers, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.server import WorkerServer
@@ -106,6 +106,7 @@ def serve(connection: socket.socket, factory: Factory, context: WorkerContext, f
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a fork server has blocked it
+    notice_end_of_run()
     set_process_name(context.group.partition("/")[0])
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     stay_on_this_machine()

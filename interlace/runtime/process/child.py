@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from interlace.core.processes import continue_after_parent
 from interlace.core.sockets import receive_exactly
+from interlace.runtime.process.launch import leave_fork_server
 
 HEAD = struct.Struct("<IQ")
 """Header of a pickle: the number of the job and the pickle's size in bytes."""
@@ -42,8 +44,16 @@ def set_thread_name(role: str) -> None:
         Path("/proc/thread-self/comm").write_text(process_name(role), encoding="ascii")
 
 
+def notice_end_of_run() -> None:
+    """Makes this process notice the end of its run also if a signal has stopped it."""
+    if multiprocessing.parent_process() is not None:  # Ray kills the processes that it started
+        leave_fork_server()  # a server that waited for the end of this process would not end either
+        continue_after_parent()
+
+
 def become_child() -> None:
     """Makes this process ignore Ctrl-C, end at SIGTERM, end with the run, and carry its role in the kernel's name."""
+    notice_end_of_run()
     set_process_name(multiprocessing.current_process().name)
     # SIGTERM is harmless: interrupted jobs are done again in another process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,12 +66,6 @@ def frame_message(number: int, message: object) -> bytes:
     """Pickles a message and prepends its header."""
     body = pickle.dumps(message, protocol=5)
     return HEAD.pack(number, len(body)) + body
-
-
-def receive(connection: socket.socket) -> tuple[int, Any]:
-    """Waits for a framed message. Returns its number and content. Raises EOFError if the run hung up."""
-    number, body = receive_frame(connection)
-    return number, pickle.loads(body)
 
 
 def receive_frame(connection: socket.socket) -> tuple[int, bytes]:

@@ -20,6 +20,7 @@ from functools import cache
 from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, resource_tracker, spawn, util
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from interlace.core.errors import UserError
 
@@ -53,7 +54,7 @@ class ForkServers:
 
         follows_environment: True if a start after a change of os.environ uses a new server, which has the change.
         """
-        self._preload = [*preload, "interlace.runtime.process.freeze"]
+        self._preload = [*preload, "interlace.runtime.process.fork_server"]
         self._follows_environment = follows_environment
         self._environment: dict[str, str] = {}
         """Variables of the server."""
@@ -105,6 +106,14 @@ def fork_servers(preload: tuple[str, ...]) -> ForkServers:
 def rank_servers(preload: tuple[str, ...]) -> ForkServers:
     """Returns the fork server of ranks that need these modules, so that a rank starts without imports."""
     return ForkServers(preload, follows_environment=True)
+
+
+def leave_fork_server() -> None:
+    """Lets the fork server that started this process end with the run. By default it ends after its last process."""
+    server: Any = forkserver._forkserver  # the standard library has no public name for it
+    handle, server._forkserver_alive_fd = server._forkserver_alive_fd, None
+    if handle is not None:
+        os.close(handle)
 
 
 def _ensure_running(server: forkserver.ForkServer) -> None:

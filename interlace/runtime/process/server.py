@@ -28,7 +28,8 @@ from interlace.runtime.rank import turn_of
 from interlace.runtime.worker import RAISED, Worker, WorkerContext
 
 ALONE_S = 10.0
-"""Seconds that an operation has to end after the controller hung up. A living controller kills the process earlier."""
+"""Seconds that an operation, or the construction of the worker, has to end after the controller hung up. A living
+controller kills the process earlier."""
 _CHUNK = 1 << 20
 
 
@@ -61,11 +62,12 @@ class WorkerServer:
     def run(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Constructs the worker and serves it until the controller ends it, which closes the worker, or dies."""
         try:
+            # Before the construction, which may wait for other ranks for half an hour after the controller has died.
+            threading.Thread(target=self._receive_calls, name="calls", daemon=True).start()
             worker = self._construct_worker(factory)
             if worker is None:
                 return
             threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
-            threading.Thread(target=self._receive_calls, name="calls", daemon=True).start()
             freeze_heap()
             while (call := self._calls.get()) is not None:
                 self._run(call)
@@ -73,6 +75,7 @@ class WorkerServer:
             if self._is_ended:
                 worker.close()
         finally:
+            self._idle.set()
             # Wakes the controller, if it exists, and the receiving thread, regardless of the cause.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)

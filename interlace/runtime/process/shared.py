@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from interlace.core.payload import padding
 
 _MEMORY = Path("/dev/shm")
+_PREFIX = "interlace-"
 _MAX_PARTS = 512
 """Parts of one write; operating systems allow 1,024."""
 
@@ -37,7 +38,7 @@ class SharedFolder:
     Containers may share the memory and number their processes on their own, so a number in a name proves nothing.
     """
 
-    def __init__(self, memory: Path, prefix: str = "interlace-") -> None:
+    def __init__(self, memory: Path, prefix: str = _PREFIX) -> None:
         """Makes the folder PREFIXPROCESS-NAME, and removes those that killed processes left in the same memory."""
         import fcntl  # does not exist on Windows, which has no such memory either
 
@@ -63,7 +64,12 @@ def make_shared_folder() -> SharedFolder | None:
     return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
 
 
-def remove_unlocked_folders(memory: Path, prefix: str) -> None:
+def find_folders(process: int) -> list[Path]:
+    """Returns the folders of a process in this machine's shared memory."""
+    return [*_MEMORY.glob(f"{_PREFIX}{process}-*"), *_MEMORY.glob(f".{_PREFIX}{process}-*-removed")]
+
+
+def remove_unlocked_folders(memory: Path = _MEMORY, prefix: str = _PREFIX) -> None:
     """Removes the folders of ended processes whose names begin with the prefix."""
     for left in [*memory.glob(f"{prefix}*"), *memory.glob(f".{prefix}*-removed")]:
         remove_if_left(left)

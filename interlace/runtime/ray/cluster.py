@@ -15,7 +15,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.core.errors import WorkerDiedError
-from interlace.runtime.cluster import Cluster
+from interlace.runtime.cluster import Cluster, locate_device
 from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.process.shared import SharedArrays, make_shared_folder
 from interlace.runtime.rank import Rank
@@ -60,6 +60,8 @@ class RayCluster(Cluster):
         super().__init__([slot.device for slot in slots], schedule, hang_after_s=hang_after_s)
         self._start_within_s = start_within_s
         self.place_child = partial(place_child, within_s=start_within_s)
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}  # ids change with the instance
+        self.locations = [locate_device(slot.local_name, addresses.get(slot.machine, "")) for slot in slots]
         self._slots, self._lost_part = tuple(slots), session.lost_part
         self._reservation = session.reserve(slots)
         self._after_workers.callback(session.close)

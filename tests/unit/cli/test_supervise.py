@@ -140,7 +140,7 @@ def test_a_restart_leaves_the_servers_of_its_run_for_adoption(tmp_path: Path) ->
     (program / "__init__.py").touch()
     for name in ("mine", "other"):
         (tmp_path / "runs" / name / "engines").mkdir(parents=True)
-        (tmp_path / "runs" / name / "engines" / "rollout-0.json").touch()
+        (tmp_path / "runs" / name / "engines" / "rollout-1.json").touch()  # it was rollout-0.json at first
     (program / "__main__.py").write_text(
         "import os, signal, subprocess, sys\n"
         "for run in ('mine', 'other'):\n"

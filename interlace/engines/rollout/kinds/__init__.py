@@ -45,6 +45,8 @@ class EngineSite:
     """Ranks that form the engine, if it has several."""
     instance: int = 0
     """Index of the engine among the engines of the run."""
+    place: str = ""
+    """Text that is equal for engines on the same devices of a machine, also in another process of the run."""
     url: str | None = None
     """Address of the server, for one that joined; if None, the index of the engine selects it."""
     logs: Path | None = None

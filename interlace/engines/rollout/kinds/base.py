@@ -33,6 +33,8 @@ LACKS: Mapping[Feature, str] = {
 """Abilities that servers lack."""
 LONGEST_PARENT = 64
 """Longest path of the parent of a server's folder, in bytes: systems limit the path of a socket file to 104 or 108."""
+PRIVATE = "interlace-server-"
+"""Prefix of the private folders of servers."""
 MODEL = "model"
 """Name of the model's folder in the private folder of a server."""
 
@@ -157,7 +159,7 @@ class ServedKind(EngineKind, ABC):
         """Saves the model for a server, which is not started."""
         from interlace.engines.rollout.services.adoption import write_record
         from interlace.engines.rollout.services.http import UNIX, Address
-        from interlace.engines.rollout.services.lease import ServerLease, record_file
+        from interlace.engines.rollout.services.lease import ServerLease, record_file, release_folder
         from interlace.engines.rollout.services.process import ServerProcess, free_port
 
         private = make_private_folder()
@@ -169,17 +171,27 @@ class ServedKind(EngineKind, ABC):
             command = self.command(ServerSite(folder=private / MODEL, site=site, address=address, size=size))
             record = record_file((site.logs or private).absolute(), site.instance)
             lease = ServerLease(seconds=self.config.lease_s if site.logs else 0.0, record=record, folder=private)
-            write_record(lease, address, command, describe_model(loaded))
+            write_record(lease, address, command, describe_model(loaded), place=site.place)
         except BaseException:
             shutil.rmtree(private, ignore_errors=True)
+            release_folder(private)
             raise
         return ServerProcess(command, address, lease, detaches=site.detaches)
 
 
 def make_private_folder() -> Path:
-    """Makes a folder that only the user can enter, in /tmp if TMPDIR is too long for the path of a socket file."""
+    """Makes a folder that only the user can enter, in /tmp if TMPDIR is too long for the path of a socket file.
+
+    Removes such folders that killed runs left.
+    """
+    from interlace.engines.rollout.services.lease import hold_folder, remove_left_folders
+
     is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PARENT
-    return Path(tempfile.mkdtemp(prefix="interlace-server-", dir="/tmp" if is_long else None))
+    parent = Path("/tmp" if is_long else tempfile.gettempdir())
+    remove_left_folders(parent, PRIVATE)
+    private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=parent))
+    hold_folder(private)
+    return private
 
 
 def describe_model(loaded: "LoadedModel") -> str:

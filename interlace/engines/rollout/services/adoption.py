@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,8 +11,11 @@ from pydantic import ValidationError
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import RECORDS, ServerLease, record_file
-from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+from interlace.engines.rollout.services.lease import RECORDS, ServerLease, hold_folder, read_number, record_file
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, log_file
+
+MOVED = RECORDS.replace("*", "moved-*")
+"""Pattern of the records that are about to get the numbers in their names."""
 
 
 class ServerRecord(Config):
@@ -29,6 +32,10 @@ class ServerRecord(Config):
     arguments: tuple[str, ...]
     """Command line of the server."""
     environment: Mapping[str, str]
+    log: str
+    """Path of the server's log."""
+    place: str
+    """Text that is equal for engines on the same devices of a machine."""
 
     @property
     def address(self) -> Address:
@@ -39,8 +46,8 @@ class NotAdoptedError(InterlaceError):
     """An existing server is not adopted; the message contains the reason."""
 
 
-def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str) -> None:
-    """Writes the record of a server that is about to start. model: see ServerRecord.model."""
+def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str, *, place: str = "") -> None:
+    """Writes the record of a server that is about to start. model, place: see ServerRecord."""
     record = ServerRecord(
         record=str(lease.record),
         folder=str(lease.folder),
@@ -49,11 +56,11 @@ def write_record(lease: ServerLease, address: Address, command: ServerCommand, m
         model=model,
         arguments=tuple(command.arguments),
         environment=command.environment,
+        log=str(log_file(lease)),
+        place=place,
     )
     lease.record.parent.mkdir(parents=True, exist_ok=True)
-    lease.record.unlink(missing_ok=True)
-    with os.fdopen(os.open(lease.record, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(record.model_dump_json())
+    _write_private(lease.record, record)
 
 
 def adopt_server(
@@ -85,14 +92,91 @@ def adopt_server(
     if guard is None:
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
+    hold_folder(lease.folder)
     wanted = command(record)
-    server = ServerProcess(wanted, record.address, lease, adopted=guard, detaches=detaches)
+    server = ServerProcess(wanted, record.address, lease, adopted=guard, log=Path(record.log), detaches=detaches)
     changed = "the model" if record.model != model else _describe_change(record, wanted)
     if changed:
         server.stop()
         server.remove_files()
         raise NotAdoptedError(f"{named}, and was ended: {changed} has changed")
     return server
+
+
+def move_servers(folder: Path, places: Mapping[int, str]) -> list[str]:
+    """Gives the servers that a killed process of the run left to the engines at their places.
+
+    A server keeps its number if the engine of this number has the same place. folder: with the records. places: place
+    of each engine that has a server, by the number of the engine; see ServerRecord.place. Returns a sentence for each
+    running server that ends, because another server gets its number.
+    """
+    folder, free = folder.absolute(), dict(places)
+    records = _read_records(folder)
+    running = {number: _is_running(record) for number, record in records.items()}
+    moves: dict[int, int] = {}
+
+    def rank(number: int) -> tuple[bool, bool, bool]:
+        """Sorts running servers first, then those that keep their number."""
+        return running[number] is False, not running[number], places.get(number) != records[number].place
+
+    for number in sorted(records, key=rank):
+        place = records[number].place
+        others = [each for each, wanted in free.items() if wanted == place and running[number] is not False]
+        target = number if free.get(number) == place else next(iter(others), None)
+        if target is not None:
+            del free[target]
+            moves[number] = target
+    replaced = [each for each in records if each not in moves and each in moves.values()]
+    for number in replaced:
+        _end_lease(record_file(folder, number))
+    _rename_records(folder, [(records[old], new) for old, new in moves.items() if old != new])
+    return [
+        f"rollout-{number}: a server of the killed process is not adopted, and ends: another one has its engine"
+        for number in replaced
+        if running[number]
+    ]
+
+
+def _rename_records(folder: Path, moves: Sequence[tuple[ServerRecord, int]]) -> None:
+    """Gives records the numbers of other engines. At each time, each server has a record."""
+    for left in folder.glob(MOVED):  # a process was killed here
+        left.unlink()
+    for record, number in moves:
+        renamed = record.model_copy(update={"record": str(record_file(folder, number))})
+        _write_private(folder / MOVED.replace("*", str(number)), renamed)
+    for record, _ in moves:
+        Path(record.record).unlink(missing_ok=True)
+    for _, number in moves:
+        (folder / MOVED.replace("*", str(number))).replace(record_file(folder, number))
+
+
+def _read_records(folder: Path) -> dict[int, ServerRecord]:
+    """Returns the records of this run that can be read, by the numbers of their engines."""
+    found = dict[int, ServerRecord]()
+    for file in sorted(folder.glob(RECORDS)):
+        with contextlib.suppress(OSError, ValidationError):
+            record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
+            if record.record == str(file) and (number := read_number(file)) is not None:
+                found[number] = record
+    return found
+
+
+def _is_running(record: ServerRecord) -> bool | None:
+    """Returns whether a server runs. None if its folder does not exist here, because it is on another machine."""
+    try:
+        lock = ServerLease(seconds=0.0, record=Path(record.record), folder=Path(record.folder)).lock()
+    except OSError:
+        return None
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+def _write_private(file: Path, record: ServerRecord) -> None:
+    """Writes a record that only the user can read."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+        opened.write(record.model_dump_json())
 
 
 def _remove_folder(lease: ServerLease) -> None:
@@ -130,10 +214,8 @@ def end_unused_servers(folder: Path, engines: Collection[int]) -> list[str]:
     """
     ended, folder = list[str](), folder.absolute()  # a record contains its absolute path
     for record in sorted(folder.glob(RECORDS)):
-        number = record.stem.rpartition("-")[2]
-        if not number.isdecimal() or record != record_file(folder, int(number)):
-            continue  # the file of a user
-        if int(number) not in engines:
+        number = read_number(record)
+        if number is not None and number not in engines:  # other files are a user's
             _end_lease(record)
             ended.append(f"{record.stem}: a server of the killed process is not adopted, and ends: it has no engine")
     return ended

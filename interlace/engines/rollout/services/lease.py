@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import socket
 import time
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ POLL_S = 0.25
 """Seconds between two checks of the record, and between two attempts to connect to a guard."""
 CONNECT_S = 2.0
 """Seconds in which a guard begins to listen after its run was killed."""
+OWNER = "owner"
+"""File in the private folder of a server that the run locks."""
+NEW_S = 60.0
+"""Age in seconds up to which a folder without this file may be one that a run is about to lock."""
+_HELD: dict[Path, int] = {}
+"""Handles of the files that this process has locked, by the private folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +35,8 @@ class ServerLease:
 
     seconds: float
     record: Path
-    """File that describes the server, in the run's folder. The lease ends if the file is removed or replaced."""
+    """File that describes the server, in the run's folder. The lease ends if it is removed or replaced, and no other
+    record names the folder of the server."""
     folder: Path
     """Private folder of the server."""
 
@@ -42,13 +50,10 @@ class ServerLease:
 
         The lock ends with the descriptor. Raises OSError if the folder does not exist or cannot be locked.
         """
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _lock(self.folder, os.O_RDONLY)
         except BlockingIOError:
-            os.close(descriptor)
             return None
-        return descriptor
 
     def wait_for_owner(self) -> socket.socket | None:
         """Waits, in the guard, for a run that adopts the server. Returns its connection; None if the lease ends."""
@@ -88,15 +93,73 @@ class ServerLease:
         return None
 
     def _is_current(self) -> bool:
-        try:
-            return str(self.folder) in self.record.read_text(encoding="utf-8")
-        except OSError:
-            return False
+        # Twice, because a record may get another name between the listing of the folder and the reading of the file.
+        return any(find_record(self.record.parent, self.folder) for _ in range(2))
+
+
+def hold_folder(folder: Path) -> None:
+    """Marks the private folder of a server as used, until release_folder() or the end of this process.
+
+    A guard locks the folder as well, but no guard runs before the start of the server and between two starts.
+    """
+    release_folder(folder)
+    with contextlib.suppress(OSError):  # a file system without locks
+        _HELD[folder] = _lock(folder / OWNER, os.O_RDWR | os.O_CREAT)
+
+
+def release_folder(folder: Path) -> None:
+    """Ends the use of a private folder. Does nothing if this process does not use it."""
+    if (handle := _HELD.pop(folder, None)) is not None:
+        os.close(handle)
+
+
+def remove_left_folders(parent: Path, prefix: str) -> None:
+    """Removes the private folders that neither a run nor a guard uses, such as after a kill before a server's start.
+
+    parent: folder of the private folders. prefix: of their names.
+    """
+    for folder in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as locks:  # used, or of another user
+            locks.callback(os.close, _lock(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+            if (folder / OWNER).exists():
+                locks.callback(os.close, _lock(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW))
+            elif time.time() - folder.stat().st_mtime < NEW_S:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(path: Path, flags: int) -> int:
+    """Locks a file or folder. Returns a handle, with which the lock ends. Raises OSError."""
+    handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def record_file(folder: Path, number: int) -> Path:
     """Returns the record of the server of an engine. folder: of the run's engines."""
     return folder / RECORDS.replace("*", str(number))
+
+
+def read_number(record: Path) -> int | None:
+    """Returns the number of the engine of a record. None for another file."""
+    number = record.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() and record == record_file(record.parent, int(number)) else None
+
+
+def find_record(engines: Path, private: Path) -> Path | None:
+    """Returns the record that names the private folder of a server. None if no record does.
+
+    engines: folder of the records of a run.
+    """
+    for record in engines.glob(RECORDS):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if str(private) in record.read_text(encoding="utf-8"):
+                return record
+    return None
 
 
 class AdoptedGuard:

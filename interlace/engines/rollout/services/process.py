@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from interlace.core.errors import DiskFullError, InterlaceError
 from interlace.core.processes import is_stopped, list_children, read_command
 from interlace.engines.rollout.services.guard import DETACH
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
-from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease, record_file
+from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease, find_record, read_number, release_folder
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
@@ -53,15 +54,16 @@ class ServerProcess:
         lease: ServerLease,
         *,
         adopted: AdoptedGuard | None = None,
+        log: Path | None = None,
         detaches: bool = False,
     ) -> None:
-        """address: at which the server will listen. adopted: guard of the server, if it runs already.
+        """address: at which the server will listen. adopted: guard of the server, if it runs already. log: its log.
 
         detaches: whether a server with a lease is no child of this process. Ray ends a process with its children.
 
-        The output of the server is appended to a log with the name of the lease's record.
+        The output of a server that this object starts is appended to a log with the name of the lease's record.
         """
-        self.address, self.lease, self.log = address, lease, lease.record.with_suffix(".log")
+        self.address, self.lease, self.log = address, lease, log or log_file(lease)
         self._command = command
         self._detaches = detaches and lease.seconds > 0
         self.is_adopted = adopted is not None
@@ -99,6 +101,7 @@ class ServerProcess:
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
         self.sleep_file.unlink(missing_ok=True)
         self.change_file.unlink(missing_ok=True)
+        self.log = log_file(self.lease)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = _count_bytes(self.log)
         self.is_adopted = False
@@ -165,6 +168,7 @@ class ServerProcess:
     def remove_files(self) -> None:
         self.lease.record.unlink(missing_ok=True)
         shutil.rmtree(self.lease.folder, ignore_errors=True)
+        release_folder(self.lease.folder)
 
 
 _RUNNING: set[ServerProcess] = set()
@@ -205,6 +209,11 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
+def log_file(lease: ServerLease) -> Path:
+    """Returns the log of a server that is started with a lease."""
+    return lease.record.with_suffix(".log")
+
+
 def _count_bytes(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
 
@@ -214,13 +223,14 @@ def find_guards(engines: Path) -> dict[int, int]:
 
     engines: the run's folder of records.
     """
-    found = {}
+    found, engines = {}, engines.absolute()
     for entry in Path("/proc").glob("[0-9]*"):
         arguments = read_command(int(entry.name)).split("\0")
-        for record in arguments if GUARD in arguments else ():
-            number = Path(record).stem.rpartition("-")[2]
-            if number.isdecimal() and Path(record) == record_file(engines.absolute(), int(number)):
-                found[int(entry.name)] = int(number)
+        for record, private in pairwise(map(Path, arguments if GUARD in arguments else ())):
+            if record.parent == engines and (first := read_number(record)) is not None:
+                now = find_record(engines, private)  # the engine of a server may have another number in a resumed run
+                number = read_number(now) if now else first
+                found[int(entry.name)] = first if number is None else number
     return found
 
 

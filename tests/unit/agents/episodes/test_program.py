@@ -19,7 +19,6 @@ import pytest
 from interlace.agents.episodes.program import REST_WITHIN_S, _end_streams
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import Message
-from interlace.core.processes import _death_signal
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome
 from interlace.rollouts.config import create_kind, parse_episode
@@ -227,20 +226,53 @@ def test_a_command_that_is_given_up_is_killed(tmp_path: Path) -> None:
     _wait_for_the_end(int(place.read_text()))
 
 
-@pytest.mark.skipif(not _death_signal(), reason="setpriv with --pdeathsig is not installed")
-def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """A worker that is killed runs no code, so the kernel ends the program."""
-    place = tmp_path / "pid"
-    code = f"import time; open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+WITHOUT_SETPRIV = "from interlace.core import processes; processes._death_signal = lambda: (); "
+
+
+@pytest.mark.parametrize("has_setpriv", [True, False])
+def test_a_command_and_its_children_end_with_the_process_that_started_it(tmp_path: Path, *, has_setpriv: bool) -> None:
+    """A worker that is killed runs no code, so another process ends the program. Its children stayed."""
+    place = tmp_path / "pids"
+    code = "import subprocess, time; child = subprocess.Popen(['sleep', '600'])\n"
+    code += f"open({str(place)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}.'); time.sleep(600)"
     names = "ScriptedSession, command, outcome"
     start = f"from {__name__} import {names}; outcome(ScriptedSession([]), command=command({code!r}))"
-    worker = subprocess.Popen([sys.executable, "-c", start])
-    while not place.exists() or not place.read_text():
+    worker = subprocess.Popen([sys.executable, "-c", ("" if has_setpriv else WITHOUT_SETPRIV) + start])
+    while not place.exists() or not place.read_text().endswith("."):
         assert worker.poll() is None
         time.sleep(0.01)
     worker.kill()
     worker.wait()
-    _wait_for_the_end(int(place.read_text()))
+    for pid in place.read_text().removesuffix(".").split():
+        _wait_for_the_end(int(pid))
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        "groups._killer.kill(); groups._killer.wait()",
+        "groups._killer.send_signal(19); [groups.add(programs[0].pid) for _ in range(10000)]",
+    ],
+)
+def test_programs_end_with_their_process_after_the_process_that_kills_them_was_replaced(replaced: str) -> None:
+    """Also those that were started before; those that have ended are not killed again."""
+    code = (
+        "import subprocess, sys\n"
+        "from interlace.agents.episodes.program_groups import ProgramGroups\n"
+        "groups = ProgramGroups()\n"
+        "programs = [subprocess.Popen(['sleep', '600'], start_new_session=True) for _ in range(3)]\n"
+        "groups.add(programs[0].pid); groups.add(programs[1].pid); groups.remove(programs[1].pid)\n"
+        f"{replaced}; groups.add(programs[2].pid)\n"
+        "print(*[each.pid for each in programs], flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as worker:  # type: ignore[call-overload]
+        first, removed, last = map(int, worker.stdout.readline().split())
+        worker.kill()
+    _wait_for_the_end(first)
+    _wait_for_the_end(last)
+    assert _is_alive(removed)
+    os.kill(removed, signal.SIGKILL)
 
 
 def test_a_command_whose_interpreter_is_missing_fails_its_sample(tmp_path: Path) -> None:

@@ -92,6 +92,28 @@ def test_a_users_own_logger_is_found_by_module_and_name(tmp_path: Path) -> None:
     assert lines(tmp_path) == [{"step": 1, "a": 2.0}]
 
 
+class StatusRecorder(Recorder):
+    """A logger that records how the run ended."""
+
+    def close_failed(self) -> None:
+        self._path.write_text("failed")
+
+
+@pytest.mark.parametrize("logger", [Recorder, StatusRecorder])
+def test_a_logger_learns_that_an_error_ended_the_run(tmp_path: Path, logger: type[Recorder]) -> None:
+    """A run that had failed was finished at MLflow."""
+    with (
+        pytest.raises(ValueError, match="no memory"),
+        open_loggers(info(tmp_path), [f"{__name__}:{logger.__name__}"]) as loggers,
+    ):
+        loggers.log(1, {})
+        raise ValueError("no memory")
+    assert (tmp_path / "mine.txt").read_text() == ("1 {} closed" if logger is Recorder else "failed")
+    with open_loggers(info(tmp_path), [f"{__name__}:{logger.__name__}"]) as loggers:
+        loggers.log(2, {})
+    assert (tmp_path / "mine.txt").read_text() == "2 {} closed"
+
+
 class Half:
     """Forgets that a logger is closed."""
 
@@ -221,6 +243,12 @@ def test_a_resumed_run_is_running_at_mlflow(tmp_path: Path, monkeypatch: pytest.
     with open_loggers(run_info(tmp_path, "a" * 32, resumed_at=1), ["mlflow"]):
         assert read_status() == "RUNNING"
     assert read_status() == "FINISHED"
+    with (
+        pytest.raises(ValueError, match="no memory"),
+        open_loggers(run_info(tmp_path, "a" * 32, resumed_at=1), ["mlflow"]),
+    ):
+        raise ValueError("no memory")
+    assert read_status() == "FAILED"
 
 
 def test_a_file_store_of_mlflow_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

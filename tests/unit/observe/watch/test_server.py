@@ -184,13 +184,19 @@ def test_a_browser_draws_the_live_page_without_an_error(tmp_path: Path, width: i
     assert "Live: the page follows the files of the run." in dom
 
 
-def test_the_command_serves_the_page_until_it_is_interrupted(tmp_path: Path) -> None:
+def ignore_interrupts() -> None:
+    """Ignores SIGINT, as a shell does for the background jobs of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_the_page_until_it_is_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     folder = make_run(tmp_path, "run")
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "watch", str(folder.path), "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ignore_interrupts) as process:
         assert process.stdout
         line = process.stdout.readline()
         assert re.fullmatch(r"watching run: http://127\.0\.0\.1:\d+\n", line)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(30) == 0
         assert process.stdout.read() == "stopped\n"

@@ -15,7 +15,7 @@ from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, S
 from interlace.robots.envs import load
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.rollouts.envs.jobs import SlotChunk, Start
+from interlace.rollouts.envs.jobs import SlotChunk, SlotJob, Start
 from interlace.rollouts.envs.spec import SimulatorError
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.runtime.clock import LoopClock
@@ -61,6 +61,17 @@ class Alone:
     @asynccontextmanager
     async def waiting(self, who: str, what: str) -> AsyncIterator[None]:
         yield
+
+
+def _fail_to_load() -> None:
+    raise ModuleNotFoundError("no module of the actions")
+
+
+class _Unreadable:
+    """Actions that another process cannot unpickle."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _fail_to_load, ()
 
 
 async def unasked(request: Request, **_: object) -> Response:
@@ -194,6 +205,25 @@ def test_a_process_that_is_told_to_stop_costs_no_episode(family: str) -> None:
 
     found, expected = with_fleet(use, workers=1, family=family), with_fleet(undisturbed, workers=1, family=family)
     np.testing.assert_array_equal(found.observation["state"], expected.observation["state"])
+
+
+@pytest.mark.parametrize("family", [WALK, f"{WALK}sTogether"])
+def test_a_job_that_cannot_be_unpickled_fails_its_call_alone(family: str) -> None:
+    """It ended the process, and its call had no reason."""
+
+    async def use(fleet: EnvFleet) -> None:
+        async with fleet.episode(Start(task=0, init_state=0)) as env:
+            (pool,) = fleet._servers
+            job = SlotJob(slot=0, kind="chunk", actions=_Unreadable())  # type: ignore[arg-type]
+            with pytest.raises(UserError, match=r"cannot be unpickled.* no module of the actions"):
+                await pool.do(job)
+            failed, chunk = await asyncio.gather(
+                pool.do(job), env.chunk_step(np.full((2, 1), 0.01)), return_exceptions=True
+            )
+            assert isinstance(failed, UserError) and isinstance(chunk, SlotChunk) and chunk.valid.all()
+        assert (fleet.counts.num_failed, fleet.counts.num_brought_back) == (0, 0)
+
+    with_fleet(use, workers=1, family=family)
 
 
 def test_a_process_and_its_replacement_need_memory_only_for_their_own_environments() -> None:

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from interlace.runtime.process import starts
+from interlace.runtime.process.child import become_child
 from interlace.runtime.process.launch import ForkServers, fork_servers, spawn_context
 from interlace.runtime.process.links import Child
 from interlace.runtime.process.pool import ProcessJob, ProcessPool
+from interlace.runtime.process.shared import make_shared_folder
+from tests.support.processes import all_gone, handles
 
 
 def greet(connection: socket.socket) -> None:
@@ -169,6 +172,47 @@ def test_a_search_for_cycles_leaves_out_the_objects_of_the_server() -> None:
         process = fork_servers(("colorsys",)).start("frozen", _send_frozen, (theirs,))
         assert int(ours.recv(100)) > 1000
         process.join(60)
+
+
+def test_an_import_outside_of_a_fork_server_freezes_no_objects() -> None:
+    code = "import gc, interlace.runtime.process.fork_server; print(gc.get_freeze_count())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"
+
+
+def start_and_wait() -> None:
+    """Makes a folder in shared memory and starts a process that serves the run. Prints the folder and both numbers."""
+    folder = make_shared_folder()
+    assert folder is not None
+    ours, theirs = socket.socketpair()
+    fork_servers(()).start("child", _serve_run, (theirs,))
+    child, server = ours.recv(100).decode().split()
+    print(folder.path, child, server, flush=True)
+    time.sleep(600)
+
+
+def _serve_run(connection: socket.socket) -> None:
+    become_child()
+    connection.sendall(f"{os.getpid()} {os.getppid()}".encode())
+    time.sleep(600)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory is a folder, and processes have handles")
+@pytest.mark.parametrize("stopped", [[], ["child"], ["child", "server"]])
+def test_a_killed_run_leaves_no_process_and_no_folder(stopped: list[str]) -> None:
+    """A process that a signal had stopped stayed, and so did a checkpoint in shared memory."""
+    code = f"from {__name__} import start_and_wait; start_and_wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout
+        folder, *numbers = run.stdout.readline().split()
+        found = dict(zip(("child", "server"), handles([int(number) for number in numbers]), strict=True))
+        for name in stopped:
+            signal.pidfd_send_signal(found[name], signal.SIGSTOP)
+        run.kill()
+    assert all_gone([*found.values()], 15.0)
+    assert not Path(folder).exists()
+    for handle in found.values():
+        os.close(handle)
 
 
 def test_processes_of_each_kind_start_with_their_modules() -> None:

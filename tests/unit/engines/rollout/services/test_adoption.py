@@ -1,7 +1,6 @@
 """A server outlives a killed run for its lease, and a resumed run adopts it only if it is the run's own server."""
 
 import asyncio
-import contextlib
 import fcntl
 import os
 import resource
@@ -13,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,58 +20,15 @@ import pytest
 from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.kinds.base import make_private_folder
 from interlace.engines.rollout.services import link
-from interlace.engines.rollout.services.adoption import NotAdoptedError, ServerRecord, adopt_server, end_unused_servers
+from interlace.engines.rollout.services.adoption import NotAdoptedError, adopt_server, end_unused_servers
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import AdoptedGuard
 from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from tests.support.engine_servers import wait_until
+from tests.support.killed_servers import SLEEP, Killed, close_servers, kill_run, start_run
 from tests.support.processes import all_gone, children, descendants, handles
-
-SLEEP = ("-c", "import time; time.sleep(600)")
-START = """
-import signal, sys, time
-from pathlib import Path
-from interlace.engines.rollout.services.adoption import write_record
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import ServerLease
-from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
-
-record, folder, seconds, detaches = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "True"
-command = ServerCommand(arguments=sys.argv[5:])
-lease = ServerLease(seconds=seconds, record=record, folder=folder)
-address = Address(url="http://127.0.0.1:9", key="key")
-write_record(lease, address, command, "model")
-server = ServerProcess(command, address, lease, detaches=detaches)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
-server.start()
-print(server.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Killed:
-    """A run that was killed, and the processes of its server."""
-
-    record: Path
-    folder: Path
-    processes: list[int]
-
-    def adopt(self, arguments: tuple[str, ...] = SLEEP, *, model: str = "model", record: Path | None = None) -> object:
-        """Adopts the server as a run that would start a server with these arguments."""
-
-        def command(found: ServerRecord) -> ServerCommand:
-            assert found.address.key == "key"
-            return ServerCommand(arguments=arguments)
-
-        file = record or self.record
-        return adopt_server(file, 600.0, model, command)
-
-    def has_ended(self, within_s: float = 30.0) -> bool:
-        """Returns whether all processes of the server end."""
-        return all_gone(self.processes, within_s)
 
 
 def adopt_and_wait() -> None:
@@ -84,17 +39,6 @@ def adopt_and_wait() -> None:
     time.sleep(600)
 
 
-def start_run(
-    record: Path, folder: Path, seconds: float, arguments: tuple[str, ...] = SLEEP, *, detaches: bool = False
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a run with a server. Returns the run, and the guard's process id."""
-    command = [sys.executable, "-c", START, str(record), str(folder), str(seconds), str(detaches), *arguments]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert run.stdout is not None
-    guard = int(run.stdout.readline())
-    return run, guard
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp())  # pytest's folders are too deep for a socket file
@@ -102,23 +46,11 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def kill_run(record: Path, folder: Path, seconds: float) -> Killed:
-    run, guard = start_run(record, folder, seconds)
-    wait_until(lambda: bool(children(guard)))
-    found = Killed(record=record, folder=folder, processes=handles(descendants(guard)))
-    run.kill()
-    run.wait()
-    return found
-
-
 @pytest.fixture
 def killed(tmp_path: Path, folder: Path) -> Iterator[Killed]:
     found = kill_run(tmp_path / "rollout-0.json", folder, 600.0)
     yield found
-    for handle in found.processes:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        os.close(handle)
+    close_servers(found)
 
 
 def test_a_server_is_adopted_and_waits_again_after_the_second_run_was_killed(killed: Killed) -> None:

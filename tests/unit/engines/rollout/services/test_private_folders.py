@@ -1,0 +1,68 @@
+"""The private folder of a server, which contains a whole model, is removed if its run was killed without a guard."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from interlace.engines.rollout.kinds import base
+from interlace.engines.rollout.services.lease import release_folder, remove_left_folders
+from interlace.engines.rollout.services.process import ServerProcess
+from tests.support.killed_servers import close_servers, kill_run
+
+HOLD = """
+import time
+from interlace.engines.rollout.kinds import base
+base.LONGEST_PARENT = 1000
+print(base.make_private_folder(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(base, "LONGEST_PARENT", 1000)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_folder_whose_run_was_killed_before_the_start_of_its_server_is_removed(temporary: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout
+        left = Path(run.stdout.readline().strip())
+        first = base.make_private_folder()
+        assert left.exists()
+        run.kill()
+    second = base.make_private_folder()
+    assert not left.exists() and first.exists() and second.exists()
+    for folder in (first, second):
+        release_folder(folder)
+    remove_left_folders(temporary, base.PRIVATE)
+    assert not first.exists() and not second.exists()
+
+
+def test_a_folder_of_a_guard_or_of_a_run_that_is_about_to_lock_it_stays(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp())  # pytest's folders are too deep for a socket file
+    killed = kill_run(tmp_path / "rollout-0.json", folder, 600.0)
+    os.utime(folder, (0, 0))
+    remove_left_folders(folder.parent, folder.name)
+    assert folder.exists()
+    server = killed.adopt()
+    assert isinstance(server, ServerProcess)
+    server.stop()
+    assert killed.has_ended()
+    os.utime(folder, (0, 0))
+    remove_left_folders(folder.parent, folder.name)
+    assert folder.exists(), "the run may start its server again"
+    server.remove_files()
+    folder.mkdir()
+    remove_left_folders(folder.parent, folder.name)
+    assert folder.exists(), "it is new"
+    os.utime(folder, (0, 0))
+    remove_left_folders(folder.parent, folder.name)
+    assert not folder.exists()
+    close_servers(killed)
