@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -160,6 +160,36 @@ def test_a_delta_that_was_changed_on_the_way_or_lacks_its_base_is_refused(tmp_pa
 
         with pytest.raises(InterlaceError, match="is a delta on version 0"):
             taken(WeightReader(), WeightRef(version=1, parts=(replace(part, behind=()),)))
+
+
+def test_a_delta_is_not_applied_to_a_version_of_the_same_number_from_another_trainer(tmp_path: Path) -> None:
+    """A server outlives a run, and the next run begins its versions again."""
+    reader = WeightReader()
+    for seed, last in ((0, 1), (10, 2)):
+        with ends(tmp_path, "object_store", "delta") as (writer, _):
+            current = weights(seed)
+            for version in range(last + 1):
+                ref = publish(writer, version, current)
+                if version == last:
+                    assert_equal(taken(reader, ref), current)
+                current = stepped(current, version, 0.02)
+    reader.close()
+
+
+def test_a_delta_changes_no_block_that_an_engine_generates_with(tmp_path: Path) -> None:
+    reader, current = WeightReader(is_served=True), weights(0)
+    served, expected = dict[str, Tensor](), dict[str, Tensor]()
+    with ends(tmp_path, "object_store", "delta") as (writer, _):
+        for version in range(6):
+            ref = publish(writer, version, current)
+            with suppress(ValueError), reader.open(ref) as read:
+                assert_equal(served, expected)
+                if version == 2:
+                    raise ValueError("the engine refuses this version")
+                served, expected = {**read}, current
+            assert_equal(served, expected)
+            current = stepped(current, version, 0.02)
+    reader.close()
 
 
 def split(tensors: Mapping[str, Tensor], parts: int) -> list[list[Shard]]:
