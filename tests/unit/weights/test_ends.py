@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from interlace.core.errors import DiskFullError, InterlaceError
+from interlace.engines.train import Adapter, LoraConfig
 from interlace.engines.train.export import list_named_weights
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
@@ -288,6 +289,16 @@ def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path,
     assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
     model.save_pretrained(tmp_path / "saved")
     assert SavedWeights(version).shapes == SavedWeights(tmp_path / "saved").shapes
+
+
+def test_a_version_folder_of_a_model_with_an_adapter_has_the_merged_layers(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = tiny_model("llama")
+    given = list_named_weights(model)
+    Adapter(model, LoraConfig(rank=2, target_modules=("q_proj",)), seed=0)
+    config = WeightsConfig(transport="folder", folder=str(tmp_path))
+    writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
+    assert_equal(taken(WeightReader(), publish(writer, 1, given)), given)
 
 
 def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
