@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Piece, codec_named
 from interlace.weights.content import content_hash
+from interlace.weights.mirror import Mirror
 from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
 from interlace.weights.ref import WeightPart, WeightRef
 from interlace.weights.shards import ShapedTensors
@@ -54,19 +55,24 @@ class _Fetched(NamedTuple):
 class WeightReader:
     """One rank's reader. Every version follows the plan that was made for the first one."""
 
-    def __init__(self, needs: Sequence[Shard] | None = None, *, number: int = 0, num_readers: int = 1) -> None:
+    def __init__(
+        self,
+        needs: Sequence[Shard] | None = None,
+        *,
+        number: int = 0,
+        num_readers: int = 1,
+        is_served: bool = False,
+    ) -> None:
         """needs: the rank's blocks. If None, every tensor, whole. number, num_readers: index and number of engines with
-        the same needs, which divide the load among the trainer's replicas."""
+        the same needs, which divide the load among the trainer's replicas. is_served: an engine generates with a
+        version while the next one is read."""
         self._needs, self._number, self._num_readers = needs, number, num_readers
         self._layout: list[tuple[Shard, ...]] = []
         self._plan: TransferPlan | None = None
         self._wanted: tuple[Shard, ...] = ()
         self._receivers: dict[str, Receiver] = {}
         self._leases: list[Lease] = []
-        self._mirror: dict[tuple[int, Move], Tensor] = {}
-        """Blocks of the version that a delta is applied to, by trainer rank; empty without deltas."""
-        self._mirrored: dict[int, int] = {}
-        """Trainer rank -> version of its blocks in the mirror."""
+        self._mirror = Mirror(is_served=is_served)
 
     @contextmanager
     def open(self, ref: WeightRef) -> Iterator[ReadWeights]:
@@ -79,9 +85,11 @@ class WeightReader:
         try:
             yield self._read_parts(ref, plan, new)
         except BaseException:
+            self._mirror.discard()
             for lease in new:
                 lease.close()
             raise
+        self._mirror.commit()
         old, self._leases = self._leases, new
         for lease in old:
             lease.close()
@@ -93,7 +101,6 @@ class WeightReader:
             self._plan = make_plan(layout, [wanted] * self._num_readers)
             self._layout, self._wanted = layout, wanted
             self._mirror.clear()
-            self._mirrored.clear()
         return self._plan
 
     def _read_parts(self, ref: WeightRef, plan: TransferPlan, leases: list[Lease]) -> ReadWeights:
@@ -119,14 +126,12 @@ class WeightReader:
 
     def _list_steps(self, part: WeightPart) -> list[WeightPart]:
         """Returns the parts to apply, in order, starting from a whole part or from the mirror."""
-        if part.base is None:
-            return [part]
         steps = [part]
         for earlier in reversed(part.behind):
-            if steps[-1].base is None or steps[-1].base == self._mirrored.get(part.rank):
-                break
+            if steps[-1].base is None or self._mirror.holds(earlier):
+                return steps[::-1]
             steps.append(earlier)
-        if steps[-1].base is not None and steps[-1].base != self._mirrored.get(part.rank):
+        if steps[-1].base is not None:
             raise InterlaceError(
                 f"weights: version {part.version} is a delta on version {part.base} of trainer rank {part.rank}, which "
                 "this engine does not have and which did not come along. It keeps its current weights."
@@ -155,24 +160,13 @@ class WeightReader:
     def _iterate_blocks(
         self, part: WeightPart, steps: Sequence[WeightPart], moves: Sequence[Move], given: Sequence[list[list[Tensor]]]
     ) -> Iterator[_Fetched]:
-        held = {shard.name: shard for shard in part.shards}
-        if part.base is None and not part.is_base:
-            decoder = codec_named(part.codec).decoder()
-            for move, pieces in zip(moves, given[-1], strict=True):
-                decode = partial(decoder.decode, held[move.name], move.box, pieces, None)
-                yield _Fetched(move.name, move.box, decode)
+        if part.base is not None or part.is_base:
+            for move, block in zip(moves, self._mirror.apply(steps, moves, given), strict=True):
+                yield _Fetched(move.name, move.box, block.detach)
             return
-        for step, pieces_of in zip(steps, given, strict=True):
-            decoder = codec_named(step.codec).decoder()
-            for move, pieces in zip(moves, pieces_of, strict=True):
-                key = (part.rank, move)
-                made = decoder.decode(held[move.name], move.box, pieces, self._mirror.get(key))
-                if step.base is None:
-                    mine = self._mirror.get(key)
-                    self._mirror[key] = made.cpu().contiguous().clone() if mine is None else mine.copy_(made)
-        self._mirrored[part.rank] = part.version
-        for move in moves:
-            yield _Fetched(move.name, move.box, partial(self._mirror.__getitem__, (part.rank, move)))
+        held, decoder = {shard.name: shard for shard in part.shards}, codec_named(part.codec).decoder()
+        for move, pieces in zip(moves, given[-1], strict=True):
+            yield _Fetched(move.name, move.box, partial(decoder.decode, held[move.name], move.box, pieces, None))
 
     def close(self) -> None:
         """Releases the memory that the engine served from."""

@@ -22,6 +22,7 @@ from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, join_landed, record_load, select_landings
+from interlace.weights.ref import FACTORS
 from interlace.weights.shards import ShapedTensors, local_part, shards_of
 
 if TYPE_CHECKING:
@@ -207,7 +208,10 @@ def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
     with torch.device("meta"):
         empty = type(model)(config)
     config.architectures = [type(empty).__name__]  # a sharded model's class has another name
-    own = {shard.name: shard._replace(box=Box.of(shard.shape)) for shard in shards_of(model.state_dict())}
+    state = model.state_dict()
+    if any(f".{FACTORS[0]}." in name for name in state):  # a layer with an adapter has its own name once it is merged
+        state = empty.state_dict()
+    own = {shard.name: shard._replace(box=Box.of(shard.shape)) for shard in shards_of(state)}
     try:
         landings = record_load(lambda given: revert_weight_conversion(empty, dict(given)), own)
     except InterlaceError:

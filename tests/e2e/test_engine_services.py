@@ -17,6 +17,8 @@ from tests.support.training import equal_weights, final_weights, metrics, run, s
 
 pytestmark = pytest.mark.slow
 SETTINGS = ("steps=3", "warmup=null", "evaluation.num_prompts=1", "cluster.threads_per_worker=1")
+ADAPTER = "actor.lora={rank: 2, target_modules: [q_proj]}"
+"""Setting by which training changes few weights, so that deltas are smaller than the weights."""
 QUICK = "heartbeat_s: 0.3, health_timeout_s: 2, progress_s: 3"
 """When a server counts as lost, in these tests."""
 
@@ -72,6 +74,26 @@ def test_an_engine_at_an_address_draws_what_the_engine_in_process_draws(
 ) -> None:
     run(root, "address", [*SETTINGS, at(servers[0])])
     check_equal(root, "address", native)
+
+
+@pytest.fixture(scope="module")
+def adapted(root: Path) -> str:
+    """A run with an adapter on the engine in this process."""
+    pytest.importorskip("peft")
+    run(root, "adapted", [*SETTINGS, ADAPTER])
+    return "adapted"
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo", "folder"])
+def test_servers_that_read_deltas_draw_what_the_engine_in_process_draws(
+    root: Path, adapted: str, transport: str
+) -> None:
+    weights = ["weights.codec=delta", f"weights.transport={transport}", f"weights.folder={root / 'versions'}"]
+    name = f"delta-{transport}"
+    run(root, name, [*SETTINGS, ADAPTER, "rollout={engine: interlace, max_tokens: 8192}", *weights])
+    check_equal(root, name, adapted)
+    if transport == "folder":
+        assert [*root.glob("versions/version-*/rank-*.safetensors")], "no delta was sent"
 
 
 @pytest.mark.parametrize("fault", ["500", "hang", "cut", "version", "nan"])

@@ -19,6 +19,7 @@ from interlace.engines.rollout.graph_runner import GraphRunner
 from interlace.engines.rollout.kv_residence import KVResidence
 from interlace.engines.rollout.kv_size import longest_sequence, size_kv_cache
 from interlace.engines.rollout.live_weights import InstalledVersions, LiveWeights
+from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
 from interlace.engines.rollout.protocol import (
@@ -273,13 +274,22 @@ class NativeEngine(NativeParts):
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
         check_mode(mode)
-        saved = SavedWeights(folder)
-        if saved.shapes.keys() <= self._weights.names:
-            self._weights.update(saved, frozen=False)
-        else:  # transformers saves some architectures under other names; tracing its loader gives the mapping back
-            landings = trace_load(type(self.model), self.model.config, saved, self.model.dtype)[1]
-            self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
+        self._weights.update(self.open_folder(folder), frozen=False)
         self._apply_update(version, mode)
+
+    def open_folder(self, folder: str | Path) -> NamedWeights:
+        """Returns the weights in a Hugging Face folder by the model's names. Any thread may call it.
+
+        Raises UserError if they do not fit the model.
+        """
+        saved = SavedWeights(folder)
+        found: NamedWeights = saved
+        if not saved.shapes.keys() <= self._weights.names:
+            # transformers saves some architectures under other names; tracing its loader gives the mapping back
+            landings = trace_load(type(self.model), self.model.config, saved, self.model.dtype)[1]
+            found = GivenWeights(LandedWeights(saved, landings, self._weights.shards))
+        self._weights.check(found)
+        return found
 
     def _apply_update(self, version: int, mode: UpdateMode) -> None:
         """Updates caches and sequences after a change of the weights."""

@@ -232,14 +232,15 @@ def _is_in_eight_bits(recipe: Recipe) -> bool:
 
 
 def _joins_versions(recipe: Recipe, devices: tuple[Device, ...]) -> bool:
-    """Returns whether servers on cores join or decode a version in separate memory while they generate."""
-    if not isinstance(recipe.rollout, InterlaceConfig) or recipe.weights.transport not in (BY_PLACE, "shared_memory"):
+    """Returns whether servers on cores read, join or decode a version in separate memory while they generate."""
+    if not isinstance(recipe.rollout, InterlaceConfig):
         return False
     placed = recipe.schedule.resolved.instances
     actor, engine = (placed(role, devices)[0] for role in ("actor", ENGINE))
     ranks = num_ranks(recipe, "actor", actor)
     is_split = ranks > mesh_shape(recipe, "actor", ranks).replicate
-    return engine[0].pool == "cpu" and (is_split or recipe.weights.codec not in ("raw", "delta"))
+    is_shared = recipe.weights.transport in (BY_PLACE, "shared_memory")
+    return engine[0].pool == "cpu" and (is_split or not is_shared or recipe.weights.codec != "raw")
 
 
 def working_bytes(workers: Sequence[WorkerMemory]) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from interlace.core.errors import DiskFullError, InterlaceError
+from interlace.engines.train import Adapter, LoraConfig
 from interlace.engines.train.export import list_named_weights
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
@@ -162,6 +163,36 @@ def test_a_delta_that_was_changed_on_the_way_or_lacks_its_base_is_refused(tmp_pa
             taken(WeightReader(), WeightRef(version=1, parts=(replace(part, behind=()),)))
 
 
+def test_a_delta_is_not_applied_to_a_version_of_the_same_number_from_another_trainer(tmp_path: Path) -> None:
+    """A server outlives a run, and the next run begins its versions again."""
+    reader = WeightReader()
+    for seed, last in ((0, 1), (10, 2)):
+        with ends(tmp_path, "object_store", "delta") as (writer, _):
+            current = weights(seed)
+            for version in range(last + 1):
+                ref = publish(writer, version, current)
+                if version == last:
+                    assert_equal(taken(reader, ref), current)
+                current = stepped(current, version, 0.02)
+    reader.close()
+
+
+def test_a_delta_changes_no_block_that_an_engine_generates_with(tmp_path: Path) -> None:
+    reader, current = WeightReader(is_served=True), weights(0)
+    served, expected = dict[str, Tensor](), dict[str, Tensor]()
+    with ends(tmp_path, "object_store", "delta") as (writer, _):
+        for version in range(6):
+            ref = publish(writer, version, current)
+            with suppress(ValueError), reader.open(ref) as read:
+                assert_equal(served, expected)
+                if version == 2:
+                    raise ValueError("the engine refuses this version")
+                served, expected = {**read}, current
+            assert_equal(served, expected)
+            current = stepped(current, version, 0.02)
+    reader.close()
+
+
 def split(tensors: Mapping[str, Tensor], parts: int) -> list[list[Shard]]:
     """Rows dealt over ranks, as torch.chunk does."""
     ranks: list[list[Shard]] = [[] for _ in range(parts)]
@@ -258,6 +289,16 @@ def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path,
     assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
     model.save_pretrained(tmp_path / "saved")
     assert SavedWeights(version).shapes == SavedWeights(tmp_path / "saved").shapes
+
+
+def test_a_version_folder_of_a_model_with_an_adapter_has_the_merged_layers(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = tiny_model("llama")
+    given = list_named_weights(model)
+    Adapter(model, LoraConfig(rank=2, target_modules=("q_proj",)), seed=0)
+    config = WeightsConfig(transport="folder", folder=str(tmp_path))
+    writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
+    assert_equal(taken(WeightReader(), publish(writer, 1, given)), given)
 
 
 def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

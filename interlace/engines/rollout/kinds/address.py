@@ -67,6 +67,7 @@ class AddressKind(EngineKind):
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
         from interlace.engines.rollout.services.http import Address
         from interlace.engines.rollout.services.link import ServerLink
+        from interlace.engines.rollout.services.manifest import TRANSPORTS
         from interlace.models.loading import empty_model
         from interlace.weights.saved import find_other_form
 
@@ -88,8 +89,14 @@ class AddressKind(EngineKind):
             notes=(other_noise,) if is_ours and not same_noise else (),
         )
         empty = empty_model(site.model)
-        form = None if is_ours else find_other_form(empty)
-        return ServiceEngine(link, ServedModel(limits=limits, weights=LiveWeights(empty), form=form), report)
+        model = ServedModel(
+            limits=limits,
+            weights=LiveWeights(empty),
+            form=None if is_ours else find_other_form(empty),
+            manifest_transports=TRANSPORTS if is_ours else (),
+            manifest_reader=0 if is_ours else None,
+        )
+        return ServiceEngine(link, model, report)
 
 
 def read_urls(file: str | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -62,8 +62,8 @@ class ServedKind(EngineKind, ABC):
     """Report of an engine, with the name of the server as its attention."""
     has_socket_file: ClassVar[bool] = False
     """True if the server listens on a socket file in a private folder instead of a port of the loopback address."""
-    reads_manifests: ClassVar[bool] = False
-    """True if the server reads a version from the trainer's shared memory (services/manifest.py)."""
+    manifest_transports: ClassVar[Collection[str]] = ()
+    """Transports of the versions that the server reads itself (services/manifest.py)."""
     reads_own_names: ClassVar[bool] = False
     """True if the server reads weights by the names of this package's models, and not only as transformers saves them.
     """
@@ -99,7 +99,8 @@ class ServedKind(EngineKind, ABC):
             weights=LiveWeights(empty),
             form=None if self.reads_own_names else find_other_form(empty),
             folder=server.lease.folder / MODEL,
-            manifest_reader=server.pid if self.reads_manifests else None,
+            manifest_transports=self.manifest_transports,
+            manifest_reader=server.pid if self.manifest_transports else None,
             memory=EngineMemory(weights=capacity.weight_bytes or size.weight_bytes, kv_cache=capacity.kv_bytes),
         )
         held = f", {capacity.kv_bytes / 2**20:,.0f} MiB" if capacity.kv_bytes else ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from interlace.engines.rollout.config import InterlaceConfig
 from interlace.engines.rollout.kinds.base import ServedKind, ServerSite, visible_devices
 from interlace.engines.rollout.protocol import EngineReport
+from interlace.engines.rollout.services.manifest import TRANSPORTS
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.services.process import ServerCommand
@@ -23,7 +24,7 @@ class InterlaceKind(ServedKind):
     draws_known_ids = True
     dialect = "interlace"
     report = EngineReport(attention="interlace serve", invariant=True, reason="it is the native engine")
-    reads_manifests = True
+    manifest_transports = TRANSPORTS
     reads_own_names = True
     remark = "the native engine in processes with an address"
 

@@ -10,6 +10,7 @@ from interlace.engines.rollout.config import VLLMConfig
 from interlace.engines.rollout.kinds import Feature
 from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
 from interlace.engines.rollout.protocol import EngineReport
+from interlace.engines.rollout.services.manifest import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +41,7 @@ class VLLMKind(ServedKind):
     )
     # vLLM's control routes need no key, so a port would be open to every user of the machine.
     has_socket_file = True
-    reads_manifests = True
+    manifest_transports = SHARED_MEMORY
     remark = "vLLM; the CPU build runs here, GPUs are not run here"
 
     def absence(self, pool: str) -> str | None:

@@ -1,6 +1,6 @@
 """Rollout engine that is a server: the rollout protocol over a client of an engine service."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,8 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.manifest import can_write_manifest
-from interlace.engines.rollout.services.protocol import Delta, ServiceError
+from interlace.engines.rollout.services.manifest import SHARED_MEMORY, can_write_manifest
+from interlace.engines.rollout.services.protocol import Delta, ServiceError, VersionSource
 from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, UpdateMode, WeightProbe, WeightRef
@@ -45,8 +45,10 @@ class ServedModel:
     folder: Path | None = None
     """Folder with the model's configuration."""
     memory: EngineMemory = EngineMemory()
+    manifest_transports: Collection[str] = ()
+    """Transports of the versions that the server reads by a manifest."""
     manifest_reader: int | None = None
-    """Process of a server on this machine that reads manifests of versions; None if the server takes folders alone."""
+    """Process that reads manifests, 0 for a server at an address; None if the server reads none."""
     form: SavedForm | None = None
     """Names and shapes of the weights in the folders that the server reads; None if they are the model's."""
 
@@ -111,8 +113,10 @@ class ServiceEngine(LinkedServer):
         self._finished: list[Response] = []
         """Requests that ended during an abort of others, for the next step."""
         self._version = 0
-        self._source: Path | None = None
-        """Folder or manifest of the version that the server serves."""
+        self._source: VersionSource | None = None
+        """Source of the version that the server serves."""
+        self._read: int | None = None
+        """Last version that the server's process has read by a manifest."""
         self._probe: WeightProbe | None = None
         self._paused = self._is_away = False
 
@@ -191,24 +195,25 @@ class ServiceEngine(LinkedServer):
     def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: WeightReader) -> None:
         self._probe = None
         check_mode(mode)
+        # A manifest is of the model's names.
+        reads = self._model.form is None and can_write_manifest(ref, self._model.manifest_transports)
         folder = version_folder_of(ref)
-        if folder is not None:
+        # The server has to read a version by its manifest before it can apply a delta to the version.
+        if folder is not None and not (reads and ref.parts[0].is_base):
             self._replace(folder, ref.version, mode, probe=ref.probe)
-            return
-        with reader.open(ref) as weights:
-            self._check_shapes(GivenWeights(weights))
-            has_own_names = self._model.form is None  # a manifest is of the model's names
-            if self._model.manifest_reader is not None and has_own_names and can_write_manifest(ref):
-                source = self._folders.write_manifest(ref)
-            else:
-                source = self._write_folder(weights)
-            self._replace(source, ref.version, mode, probe=ref.probe)
+        elif reads and not can_write_manifest(ref, SHARED_MEMORY):
+            self._replace(self._folders.store_tensors(ref, self._read), ref.version, mode, probe=ref.probe)
+        else:
+            with reader.open(ref) as weights:  # The trainer does not write over shared memory that is open here.
+                self._check_shapes(GivenWeights(weights))
+                self._replace(ref if reads else self._write_folder(weights), ref.version, mode, probe=ref.probe)
 
     def recover(self) -> str:
+        self._read = None
         try:
             self._link.reconnect()
-            # A manifest's content may have been overwritten. The newest version is loaded before the engine serves.
-            if self._source is not None and self._source.is_dir():
+            # The parts of a manifest may have been overwritten. The newest version is loaded before the engine serves.
+            if isinstance(self._source, Path) and self._source.is_dir():
                 self._link.load(self._source, self._version, "recompute", self._probe)
             if self._paused:
                 self._link.call(lambda client: client.pause("keep"))
@@ -238,7 +243,7 @@ class ServiceEngine(LinkedServer):
         if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
             known.check(weights)
 
-    def _replace(self, source: Path, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
+    def _replace(self, source: VersionSource, version: int, mode: UpdateMode, probe: WeightProbe | None = None) -> None:
         """Loads a version. A server that is lost meanwhile keeps its weights, and the next step reports the loss."""
         partials = self.abort() if mode == "recompute" else ()
         try:
@@ -247,7 +252,8 @@ class ServiceEngine(LinkedServer):
             self._link.lose(str(error))
         else:
             self._version, self._source, self._probe = version, source, probe
-            self._folders.keep(source)
+            self._read = version if isinstance(source, WeightRef) else self._read
+            self._folders.keep(source if isinstance(source, Path) else None)
         self._resubmit_partials(partials)
 
     def _resubmit_partials(self, partials: Sequence[Response]) -> None:

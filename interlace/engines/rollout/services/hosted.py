@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ from transformers import PreTrainedModel
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import FinishReason, Request, Response
 from interlace.engines.rollout.protocol import StepOutput
-from interlace.engines.rollout.services.manifest import is_manifest, read_manifest
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -27,9 +25,11 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceError,
     ServiceHealth,
+    VersionSource,
 )
 from interlace.engines.rollout.services.wire import runs_of
 from interlace.weights.reader import WeightReader
+from interlace.weights.ref import WeightRef
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.engine import NativeEngine
@@ -163,7 +163,7 @@ class HostedEngine:
         )
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._requests = HostedRequests(engine, now)
-        self._reader = WeightReader()
+        self._reader = WeightReader(is_served=engine.model.device.type == "cpu")
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="weights")
         """Thread of the reader, which reads one version at a time."""
         self._fault: BaseException | None = None
@@ -208,31 +208,27 @@ class HostedEngine:
     async def resume(self) -> None:
         await self._call_function(self._requests.resume)
 
-    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
-        """See EngineClient. While a version in shared memory is read, joined and decoded, the engine generates.
+    async def load(self, source: VersionSource, version: int, mode: LoadMode) -> None:
+        """See EngineClient. While a version is read, joined and decoded, the engine generates.
 
         A cancelled call loads the version in any case, so that the memory of the version before is released.
         """
         loading = self._loading.submit(self._load_version, source, version, mode)
         await asyncio.shield(asyncio.wrap_future(loading))
 
-    def _load_version(self, source: Path, version: int, mode: LoadMode) -> None:
-        """Reads a version in shared memory on this thread, and loads it on the engine's."""
-        is_in_memory, weights, frozen = is_manifest(source), {}, False
+    def _load_version(self, source: VersionSource, version: int, mode: LoadMode) -> None:
+        """Reads a version on this thread, and loads it on the engine's."""
         with ExitStack() as reading:
-            if is_in_memory:
-                ref = read_manifest(source)
-                # A delta is applied in place to the reader's copy, so the engine makes a second copy.
-                frozen = all(part.frozen and part.base is None and not part.is_base for part in ref.parts)
-                weights = {**reading.enter_context(self._reader.open(ref))}
+            if isinstance(source, WeightRef):
+                read = reading.enter_context(self._reader.open(source))
+                weights, frozen = {**read}, read.frozen
+            else:  # The files may be written over later.
+                weights, frozen = {name: tensor.clone() for name, tensor in self._engine.open_folder(source)}, True
 
             def load() -> None:
                 self._requests.flush()  # Sends the tokens so far with their versions.
                 with reading.pop_all():  # Its end releases the memory of the version before; after an error, of this.
-                    if is_in_memory:
-                        self._engine.update_weights(weights, version, mode, frozen=frozen)
-                    else:
-                        self._engine.load(source, version, mode)
+                    self._engine.update_weights(weights, version, mode, frozen=frozen)
 
             self._send_function(load).result()
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from interlace.core.errors import DiskFullError, InterlaceError, UserError
@@ -19,7 +18,14 @@ from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.services.inbox import DeltaInbox
 from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import ServerProcess
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.protocol import (
+    Delta,
+    EngineClient,
+    LoadMode,
+    ServiceCapacity,
+    ServiceError,
+    VersionSource,
+)
 from interlace.engines.rollout.services.readiness import (
     check_probe,
     describe_error,
@@ -189,7 +195,7 @@ class ServerLink:
     def change_sleep(self, *, sleeps: bool) -> None:
         self.call(lambda client: _change_sleep(client, self._process, sleeps=sleeps))
 
-    def load(self, source: Path, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
+    def load(self, source: VersionSource, version: int, mode: LoadMode, probe: WeightProbe | None) -> None:
         """Loads a version and checks that the server serves it.
 
         Raises ServiceError if it does not, UserError for weights of another shape.

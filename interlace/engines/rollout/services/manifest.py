@@ -1,43 +1,69 @@
-"""Manifest of a version: a file from which a server on this machine reads the version out of the trainer's memory."""
+"""Manifest of a version: JSON with the addresses of its parts, by which a server reads the version itself."""
 
-import os
-import pickle
-import stat
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from interlace.core.errors import UserError
-from interlace.weights.ref import WeightRef
+from interlace.core.types import JSON
+from interlace.weights.ref import WeightPart, WeightRef
 
-TRANSPORT = "shared_memory"
-"""Transport whose parts every process of the machine can read."""
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-SUFFIX = ".manifest"
-
-
-def is_manifest(source: Path) -> bool:
-    """Returns True for the path of a manifest, and False for the path of a folder."""
-    return source.suffix == SUFFIX
+SHARED_MEMORY = ("shared_memory",)
+TRANSPORTS = (*SHARED_MEMORY, "folder", "gloo", "object_store")
+"""Transports that a manifest can describe. Tensors of `object_store` are stored in files first."""
 
 
-def can_write_manifest(ref: WeightRef) -> bool:
-    """Returns True if a server on this machine can read all parts of a version."""
-    return bool(ref.parts) and not ref.adapters and all(part.transport == TRANSPORT for part in ref.parts)
+def can_write_manifest(ref: WeightRef, transports: Collection[str]) -> bool:
+    """Returns True if all parts of a version are of some transports."""
+    return bool(ref.parts) and not ref.adapters and all(part.transport in transports for part in ref.parts)
 
 
-def write_manifest(ref: WeightRef, file: Path) -> None:
-    """Writes the addresses of a version's parts. file: in a folder that only this user can enter."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-        pickle.dump(WeightRef(version=ref.version, parts=ref.parts), opened)
+def write_manifest(ref: WeightRef) -> dict[str, JSON]:
+    """Returns the manifest of a version. Its parts must contain no tensors."""
+    parts = _adapter_of(tuple[WeightPart, ...]).dump_python(tuple(ref.parts), mode="json")
+    return {"version": ref.version, "parts": parts}
 
 
-def read_manifest(file: Path) -> WeightRef:
-    """Reads a manifest. Raises UserError if another user could have written it, because a pickle can run code."""
-    for path, forbidden in ((file, 0o077), (file.parent, 0o022)):
-        found = path.lstat()
-        is_link = stat.S_ISLNK(found.st_mode)
-        if is_link or found.st_uid != os.geteuid() or found.st_mode & forbidden:
-            raise UserError(f"{file} is not read: {path} must belong to the server's user alone, and be no link.")
-    ref = pickle.loads(file.read_bytes())
-    if not isinstance(ref, WeightRef):
-        raise UserError(f"{file} is not the manifest of a version.")
-    return ref
+def read_manifest(given: JSON) -> WeightRef:
+    """Reads the output of write_manifest(). Raises UserError for anything else."""
+    data: Any = given
+    try:
+        parts = _adapter_of(tuple[WeightPart, ...]).validate_python(data["parts"])
+        return WeightRef(version=int(data["version"]), parts=tuple(_read_source(part) for part in parts))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{str(data)[:80]} is not the manifest of a version: {error}") from None
+
+
+def list_files(ref: WeightRef) -> list[Path]:
+    """Returns the files that contain the parts of a version."""
+    from interlace.weights.transports.folder import FolderSource
+    from interlace.weights.transports.shared_memory import SlotSource
+
+    sources = [part.source for part in ref.parts]
+    slots = [source.path for source in sources if isinstance(source, SlotSource)]
+    return slots + [source.file for source in sources if isinstance(source, FolderSource)]
+
+
+def _read_source(part: WeightPart) -> WeightPart:
+    """Returns a part, and the earlier parts that come with it, with addresses as the transport's objects."""
+    from interlace.weights.transports.folder import FolderSource
+    from interlace.weights.transports.gloo import PeerSource
+    from interlace.weights.transports.shared_memory import SlotSource
+
+    types: dict[str, type] = {"shared_memory": SlotSource, "folder": FolderSource, "gloo": PeerSource}
+    source = part.source  # None for a part that the server has read before
+    if source is not None:
+        source = _adapter_of(types[part.transport]).validate_python(source)
+    return replace(part, source=source, behind=tuple(_read_source(each) for each in part.behind))
+
+
+@cache
+def _adapter_of(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -7,12 +7,15 @@ from typing import Literal, Protocol, TypeAlias
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import FinishReason, Request
+from interlace.weights.ref import WeightRef
 
 PauseMode: TypeAlias = Literal["keep", "abort"]
 """keep: running requests pause and continue after resume(). abort: they end with the tokens so far, and the server
 drops all cached keys and values, which may be of another run's weights."""
 LoadMode: TypeAlias = Literal["keep", "recompute"]
 """Treatment of the KV cache of running requests when weights change."""
+VersionSource: TypeAlias = Path | WeightRef
+"""A Hugging Face folder, or the addresses of a version's parts if the server reads manifests."""
 VersionRun: TypeAlias = tuple[int, int]
 """A version, and the number of consecutive tokens that it produced."""
 
@@ -106,12 +109,8 @@ class EngineClient(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
-        """Replaces all weights by the weights in a Hugging Face folder, or keeps the old ones and raises.
-
-        source: the folder, or a manifest if the kind of the server reads them. Raises UserError if names or shapes do
-        not fit the model.
-        """
+    async def load(self, source: VersionSource, version: int, mode: LoadMode) -> None:
+        """Replaces all weights, or keeps the old ones and raises: UserError if names or shapes do not fit the model."""
 
     async def health(self) -> ServiceHealth: ...
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.core.types import JSON, Request
+from interlace.engines.rollout.services.manifest import list_files, read_manifest
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
 from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
 
@@ -69,7 +70,8 @@ class EngineRoutes:
             what = "engine routes need the administrator's key: `Authorization: Bearer KEY`."
             return {}, _make_error_response(401, what)
         try:
-            body = json.loads(await request.read() or b"{}")
+            # The key allows any size: the manifest of a large model exceeds the limit of the other routes.
+            body = json.loads(await request.content.read() or b"{}")
         except ValueError as error:
             return {}, _make_error_response(400, f"the body is not JSON: {error}.")
         if not isinstance(body, dict):
@@ -127,9 +129,13 @@ class EngineRoutes:
         return {}
 
     async def _answer_load(self, body: Mapping[str, JSON]) -> JSON:
-        source = Path(str(body["source"]))
-        if not source.exists():
-            raise UserError(f"{source} is not on this machine: weights have to be on a disk that both sides see.")
+        source = read_manifest(body["manifest"]) if "manifest" in body else Path(str(body["source"]))
+        for path in [source] if isinstance(source, Path) else list_files(source):
+            if not path.exists():
+                raise UserError(
+                    f"{path} is not on this machine: weights have to be on a disk that both sides see "
+                    "(weights.transport=folder), or come over the network (weights.transport=gloo)."
+                )
         version, mode = int(str(body["version"])), cast(LoadMode, body.get("mode", "recompute"))
         await self._engine.load(source, version, mode)
         return {"version": body["version"]}

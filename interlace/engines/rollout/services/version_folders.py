@@ -1,16 +1,17 @@
-"""Folders and manifests by which new weights reach a server on this machine."""
+"""Folders by which new weights reach a server on this machine."""
 
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import DiskFullError, is_full_disk
-from interlace.engines.rollout.services.manifest import SUFFIX, write_manifest
 from interlace.runtime.process.shared import SharedFolder, remove_unlocked_folders
-from interlace.weights.ref import WeightRef
+from interlace.weights.config import WeightsConfig
+from interlace.weights.ref import WeightPart, WeightRef
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ NAME = "model.safetensors"
 
 
 class VersionFolders:
-    """The folders and manifests of one server: of the served version, and of the one being loaded."""
+    """The folders of one server: of the served version, and of the one being loaded."""
 
     def __init__(self) -> None:
         self._root: SharedFolder | None = None
@@ -29,12 +30,20 @@ class VersionFolders:
         self._number = 0
         self._written: list[Path] = []
 
-    def write_manifest(self, ref: WeightRef) -> Path:
-        """Writes a manifest of a version (see can_write_manifest()). Returns the file."""
-        file = self._next_path().with_suffix(SUFFIX)
-        write_manifest(ref, file)
-        self._written.append(file)
-        return file
+    def store_tensors(self, ref: WeightRef, read: int | None) -> WeightRef:
+        """Writes the tensors in a version's parts, as encoded, into files. Returns the version with their addresses.
+
+        read: last version that the server has read. Older parts are left out if a delta is applied to that version.
+        Raises DiskFullError.
+        """
+        folder = self._next_path()
+        self._written.append(folder)
+        try:
+            parts = tuple(_store_part(_drop_read_parts(part, read), folder, len(ref.parts)) for part in ref.parts)
+        except DiskFullError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise DiskFullError(f"{folder} is full. Make room there, or set weights.transport=folder.") from error
+        return replace(ref, parts=parts)
 
     def write(self, tensors: "Mapping[str, Tensor]", config: Path | None) -> Path:
         """Writes tensors as a Hugging Face folder, tied tensors only once. Returns the folder.
@@ -61,11 +70,11 @@ class VersionFolders:
             raise
         return folder
 
-    def keep(self, source: Path) -> None:
-        """Removes all folders and manifests but the given one, which the server serves."""
-        for other in [each for each in self._written if each != source]:
+    def keep(self, folder: Path | None) -> None:
+        """Removes all folders but one. Files that a server has opened by a manifest stay in its memory."""
+        for other in [each for each in self._written if each != folder]:
             self._written.remove(other)
-            other.unlink() if other.is_file() else shutil.rmtree(other, ignore_errors=True)
+            shutil.rmtree(other, ignore_errors=True)
 
     def _next_path(self) -> Path:
         if self._root is None:
@@ -87,6 +96,35 @@ def version_folder_of(ref: WeightRef) -> Path | None:
 
     [folder] = {part.source.file.parent for part in ref.parts if isinstance(part.source, FolderSource)}
     return Path(folder)
+
+
+def _drop_read_parts(part: WeightPart, read: int | None) -> WeightPart:
+    """Drops the earlier parts that come with a delta, up to version `read`, whose part stays without an address."""
+    versions = [each.version for each in part.behind]
+    if read not in versions:
+        return part
+    base, *later = part.behind[versions.index(read) :]
+    return replace(part, behind=(replace(base, source=None), *later))
+
+
+def _store_part(part: WeightPart, folder: Path, num_ranks: int) -> WeightPart:
+    """Writes the tensors in a part and in the earlier parts that come with it, as the transport `folder` does."""
+    from interlace.weights.codecs.base import Parcel, TensorEntry
+    from interlace.weights.transports.folder import FolderSender
+    from interlace.weights.transports.object_store import MessageSource
+
+    part = replace(part, behind=tuple(_store_part(each, folder, num_ranks) for each in part.behind))
+    if not isinstance(part.source, MessageSource):
+        return part
+    tensors = part.source.tensors
+    entries = {
+        name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+    parcel = Parcel(entries=entries, tensors=tensors.values(), codec=part.codec, base=part.base)
+    config = WeightsConfig(transport="folder", folder=str(folder))
+    sent = FolderSender(config, rank=part.rank, num_ranks=num_ranks).send(parcel, part.version, copy=True)
+    return replace(part, transport="folder", source=sent.source, frozen=True)
 
 
 def remove_stale_folders() -> None:

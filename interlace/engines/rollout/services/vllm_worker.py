@@ -1,5 +1,6 @@
 """Code within vLLM's worker processes that loads versions of the weights (`--worker-extension-cls`)."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,14 @@ class FolderWeights:
             raise FileNotFoundError(f"{folder} holds no .safetensors file, or this machine does not see the folder")
         self._replace_weights(_read_files(files))
 
-    def load_manifest(self, file: str) -> None:
+    def load_manifest(self, manifest: str) -> None:
         """Replaces all weights by a version in the trainer's shared memory."""
         from interlace.engines.rollout.services.manifest import read_manifest
         from interlace.weights.reader import WeightReader
 
         reader = WeightReader()
         try:
-            with reader.open(read_manifest(Path(file))) as weights:
+            with reader.open(read_manifest(json.loads(manifest))) as weights:
                 self._replace_weights((name, weights[name]) for name in weights)
         finally:
             reader.close()  # vLLM has copied the weights, so the trainer may write to the slots again

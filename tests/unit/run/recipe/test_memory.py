@@ -56,8 +56,17 @@ def test_the_cache_of_vllm_is_forecast_as_it_is_allocated() -> None:
     assert engine.num_bytes == math.ceil(size.weight_bytes / 4 + recipe.rollout.kv_tokens * 10 / 2)
 
 
-@pytest.mark.parametrize(("settings", "copies"), [((), 1), (("actor.ranks=2",), 2), (("weights.codec=cast",), 2)])
-def test_a_server_that_joins_or_decodes_versions_holds_the_next_one_beside(
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        ((), 1),
+        (("actor.ranks=2",), 2),
+        (("weights.codec=cast",), 2),
+        (("weights.codec=delta",), 2),
+        (("weights.transport=folder", "weights.folder=versions"), 2),
+    ],
+)
+def test_a_server_that_reads_joins_or_decodes_versions_holds_the_next_one_beside(
     settings: tuple[str, ...], copies: int
 ) -> None:
     devices = tuple(Device(index=n, pool="cpu", pool_index=n, memory_bytes=1 << 40) for n in range(4))

@@ -8,6 +8,7 @@ from pathlib import Path
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.services.dialects.base import LONG_S, SHORT_S, HttpClient
 from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.manifest import write_manifest
 from interlace.engines.rollout.services.protocol import (
     LoadMode,
     OnDelta,
@@ -15,6 +16,7 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceError,
     ServiceHealth,
+    VersionSource,
 )
 from interlace.engines.rollout.services.wire import ROUTES, read_capacity, read_delta, write_request
 
@@ -57,8 +59,9 @@ class InterlaceClient(HttpClient):
     async def resume(self) -> None:
         await self._connection.post(f"{ROUTES}/resume", timeout_s=SHORT_S)
 
-    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
-        body: dict[str, JSON] = {"source": str(source), "version": version, "mode": mode}
+    async def load(self, source: VersionSource, version: int, mode: LoadMode) -> None:
+        body: dict[str, JSON] = {"version": version, "mode": mode}
+        body |= {"source": str(source)} if isinstance(source, Path) else {"manifest": write_manifest(source)}
         await self._connection.post(f"{ROUTES}/load", body, timeout_s=LONG_S)
 
     async def health(self) -> ServiceHealth:

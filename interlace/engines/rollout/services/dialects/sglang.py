@@ -1,7 +1,6 @@
 """`sglang`: SGLang's server. Not run here, because it needs a GPU: written against the source of sglang 0.5.23."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import UserError
@@ -25,6 +24,7 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceError,
     ServiceHealth,
+    VersionSource,
 )
 
 DATA, DONE = b"data:", b"[DONE]"
@@ -92,7 +92,7 @@ class SGLangClient(StreamingClient):
         await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
         self._is_paused = False
 
-    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
+    async def load(self, source: VersionSource, version: int, mode: LoadMode) -> None:
         """See EngineClient. `retract` returns running requests to the queue, and their cache is computed again."""
         was_paused = self._is_paused
         named = "in_place" if mode == "keep" else "retract"

@@ -21,7 +21,7 @@ from interlace.engines.rollout.services.dialects.base import (
     read_version,
 )
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.manifest import is_manifest
+from interlace.engines.rollout.services.manifest import write_manifest
 from interlace.engines.rollout.services.protocol import (
     Delta,
     LoadMode,
@@ -29,6 +29,7 @@ from interlace.engines.rollout.services.protocol import (
     PauseMode,
     ServiceCapacity,
     ServiceHealth,
+    VersionSource,
 )
 
 ID_PREFIX = "generate-tokens-"
@@ -88,15 +89,18 @@ class VLLMClient(StreamingClient):
         await self._connection.post("/resume", timeout_s=SHORT_S)
         self._is_paused = False
 
-    async def load(self, source: Path, version: int, mode: LoadMode) -> None:
+    async def load(self, source: VersionSource, version: int, mode: LoadMode) -> None:
         """See EngineClient. Decoding pauses in the meantime; the caller resubmits requests for mode `recompute`."""
         del mode
         was_paused = self._is_paused
         if not was_paused:
             await self.pause("keep")
         try:
-            method = "load_manifest" if is_manifest(source) else "load_folder"
-            body: dict[str, JSON] = {"method": method, "args": [str(source)]}
+            body: dict[str, JSON] = (
+                {"method": "load_folder", "args": [str(source)]}
+                if isinstance(source, Path)
+                else {"method": "load_manifest", "args": [json.dumps(write_manifest(source))]}
+            )
             await self._connection.post("/collective_rpc", body, timeout_s=LONG_S)
             await self._connection.post("/update_weight_version", {"new_version": str(version)}, timeout_s=SHORT_S)
             self._version = version

@@ -14,6 +14,7 @@ from interlace.engines.rollout.services.dialects import dialect_named, dialect_n
 from interlace.engines.rollout.services.http import Address, Connection
 from interlace.engines.rollout.services.link import first_error
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, OutOfMemoryError, ServiceError
+from interlace.weights.ref import WeightRef
 
 PARAMS = SamplingParams(max_new_tokens=3, logit_bias=((5, float("-inf")),))
 Body = dict[str, Any]
@@ -113,14 +114,14 @@ def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version(
 
         await client.load(Path("/weights"), 5, "keep")
         await client.generate([request()], lambda *_: None)
+        await client.load(WeightRef(version=6), 6, "keep")
 
     talk("vllm", handle, use)
     paths = [path for path, _ in calls]
-    assert paths == [
-        "/pause?mode=keep&clear_cache=false", "/collective_rpc", "/update_weight_version", "/resume",
-        "/inference/v1/generate",
-    ]  # fmt: skip
+    update = ["/pause?mode=keep&clear_cache=false", "/collective_rpc", "/update_weight_version", "/resume"]
+    assert paths == [*update, "/inference/v1/generate", *update]
     assert calls[1][1] == {"method": "load_folder", "args": ["/weights"]} and calls[4][1]["cache_salt"] == "version 5"
+    assert calls[6][1] == {"method": "load_manifest", "args": ['{"version": 6, "parts": []}']}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -18,10 +19,9 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.services.dialects.interlace import connect
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.manifest import can_write_manifest, read_manifest, write_manifest
+from interlace.engines.rollout.services.manifest import read_manifest, write_manifest
 from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity, ServiceError
 from interlace.engines.rollout.services.routes import EngineRoutes
-from interlace.engines.rollout.services.version_folders import VersionFolders
 from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
@@ -197,19 +197,17 @@ def test_a_version_is_loaded_between_two_tokens_and_reported(hosted: HostedEngin
 
 
 def test_a_server_reads_a_version_from_the_memory_of_the_trainer_by_its_manifest(
-    hosted: HostedEngine, tmp_path: Path
+    hosted: HostedEngine,
 ) -> None:
     trained = load_model(MODEL.model_copy(update={"seed": 9})).model
     route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory"))
-    writer, folders = WeightWriter(route), VersionFolders()
+    writer = WeightWriter(route)
     try:
         part = writer.write(4, dict(list_named_weights(trained)))
-        ref = WeightRef(version=4, parts=(part,))
-        assert can_write_manifest(ref)
-        asyncio.run(hosted.load(folders.write_manifest(ref), 4, "recompute"))
+        ref = read_manifest(write_manifest(WeightRef(version=4, parts=(part,))))
+        asyncio.run(hosted.load(ref, 4, "recompute"))
     finally:
         writer.close()  # the engine serves from the mapped memory, also after the trainer has ended
-        folders.close()
     received = Received()
     asyncio.run(hosted.generate([request()], received))
     expected = NativeEngine(trained, config=NativeConfig(max_running=4, max_tokens=4096), seed=3)
@@ -220,25 +218,28 @@ def test_a_server_reads_a_version_from_the_memory_of_the_trainer_by_its_manifest
     assert {version for delta in received.deltas[request().id] for version, _ in delta.versions} == {4}
 
 
-@pytest.mark.parametrize("codec", ["raw", "cast"])
+@pytest.mark.parametrize("source", ["raw", "cast", "a folder"])
 def test_an_engine_generates_while_a_version_is_read_and_serves_it_until_the_next(
-    hosted: HostedEngine, codec: str, monkeypatch: pytest.MonkeyPatch
+    hosted: HostedEngine, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = load_model(MODEL.model_copy(update={"seed": 9})).model
     state = dict(list_named_weights(trained))
     for tensor in state.values():
         tensor.copy_(tensor.bfloat16())  # so that the codec rounds nothing
-    route = Route(transport="shared_memory", config=WeightsConfig(transport="shared_memory", codec=codec))
-    writer, folders, received = WeightWriter(route), VersionFolders(), Received()
+    trained.save_pretrained(tmp_path)
+    is_folder = source == "a folder"
+    config = WeightsConfig(transport="shared_memory", codec="raw" if is_folder else source)
+    writer, received = WeightWriter(Route(transport="shared_memory", config=config)), Received()
     long = request(params=SamplingParams(max_new_tokens=3500))
+    open_now = hosted._engine.open_folder if is_folder else hosted._reader.open
 
-    def read_late(file: Path) -> WeightRef:
+    def open_late(given: Any) -> Any:
         before, until_s = len(received.tokens(long.id)), time.monotonic() + 20
         while len(received.tokens(long.id)) == before:
             assert received.end(long.id) is None, "the request ended before the load"
             assert time.monotonic() < until_s, "the engine stands still while a version is read"
             time.sleep(0.001)
-        return read_manifest(file)
+        return open_now(given)
 
     async def run() -> None:
         work = asyncio.create_task(hosted.generate([replace(long, streams=True)], received))
@@ -246,38 +247,30 @@ def test_an_engine_generates_while_a_version_is_read_and_serves_it_until_the_nex
             await asyncio.sleep(0)
         for version in (1, 2):
             ref = WeightRef(version=version, parts=(writer.write(version, state),))
-            await hosted.load(folders.write_manifest(ref), version, "recompute")
+            await hosted.load(tmp_path if is_folder else ref, version, "recompute")
         for version in (3, 4, 5):  # the trainer goes on with other weights, and the engine lags
             writer.write(version, {name: tensor + 1 for name, tensor in state.items()})
+        for file in tmp_path.glob("*.safetensors"):
+            with file.open("r+b") as opened:
+                opened.write(bytes(file.stat().st_size))
         await hosted.abort([long.id])
         await work
 
-    monkeypatch.setattr("interlace.engines.rollout.services.hosted.read_manifest", read_late)
+    monkeypatch.setattr(
+        hosted._engine if is_folder else hosted._reader, "open_folder" if is_folder else "open", open_late
+    )
     try:
         asyncio.run(run())
         short = Received()
         asyncio.run(hosted.generate([request(1)], short))
     finally:
         writer.close()
-        folders.close()
     expected = NativeEngine(trained, config=NativeConfig(max_running=4, max_tokens=4096), seed=3)
     expected.submit(request(1))
     while not (finished := expected.step().finished):
         pass
     assert short.tokens(request(1).id) == list(finished[0].token_ids)
     assert short.logprobs(request(1).id) == list(finished[0].logprobs)
-
-
-def test_a_manifest_that_another_user_could_have_written_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.manifest"
-    write_manifest(WeightRef(version=1), file)
-    assert read_manifest(file).version == 1
-    (link := tmp_path / "link.manifest").symlink_to(file)
-    with pytest.raises(UserError, match="no link"):
-        read_manifest(link)
-    file.chmod(0o666)
-    with pytest.raises(UserError, match="must belong to the server's user alone"):
-        read_manifest(file)
 
 
 def test_scores_are_the_log_probs_of_the_tokens_that_were_drawn(hosted: HostedEngine) -> None:
