@@ -91,7 +91,7 @@ def plan_at_start(recipe: "Recipe", console: Console, held: ExitStack) -> "tuple
     longest = check_recipe(plain).max_prompt_tokens
     with open_progress(console, num_steps=len(PARTS), quiet=console.quiet) as progress:
         made = plan_recipe(plain, None, settings, progress, longest_prompt=longest)
-    # Faster plans exist, but the profile does not show that they are: stale samples then only cost accuracy.
+    # A tied plan may be faster, but the difference is within the noise of the profile, and stale samples cost accuracy.
     best = made.found.least_stale
     devices = made.request.simulation.num_devices
     ratio = made.found.ratio(best)

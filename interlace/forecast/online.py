@@ -172,8 +172,9 @@ class OnlinePlanner:
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
-            request = self._refit_lengths()
-            if self._rule.is_due and self._is_worth(request.settings.search_s, steps_left):
+            seconds = min(SEARCH_S, self._request.settings.search_s)
+            if self._rule.is_due and self._is_worth(seconds, steps_left):
+                request = self._refit_lengths(seconds)
                 self._search = self._process.apply_async(_make_plan, (request, self._schedule))
             return
         if not self._search.ready():
@@ -183,6 +184,7 @@ class OnlinePlanner:
             made = search.get()
         except InterlaceError as error:  # the run keeps its schedule
             progress.say(f"planning again found nothing: {error}")
+            self._rule.keep()
             return
         self._decide_change(made, steps_left, progress)
 
@@ -190,7 +192,8 @@ class OnlinePlanner:
         best, current = made.found.best, made.found.current
         self._request = made.request
         if current is None:  # an earlier prediction is of other lengths, and no measure of the gain
-            progress.say("planning again had no time for the present schedule, which stays")
+            progress.say("planning again did not predict the present schedule, which stays")
+            self._rule.keep()
             return
         current_s = current.score.step_s
         if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left):
@@ -200,13 +203,11 @@ class OnlinePlanner:
                 f"{list_changes(best.schedule)}; starting again from here takes about {self._rule.switch_s:.3g} s"
             )
 
-    def _refit_lengths(self) -> PlanRequest:
-        """Returns the request with the response lengths of recent steps."""
+    def _refit_lengths(self, search_s: float) -> PlanRequest:
+        """Returns the request with the response lengths of recent steps, and a search of so many seconds."""
         simulation = self._request.simulation
         profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])
-        settings = self._request.settings.model_copy(
-            update={"search_s": min(SEARCH_S, self._request.settings.search_s), "search_processes": 1}
-        )
+        settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
         return replace(self._request, simulation=replace(simulation, profile=profile), settings=settings)
 
 

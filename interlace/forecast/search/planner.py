@@ -97,6 +97,8 @@ class _Search:
         if not chosen:
             self._feasible.refuse(self._seen, self._refused)
         self._refuse_untrained()
+        if current in self._seen:
+            chosen = list(dict.fromkeys([current, *chosen]))
         closer = self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle)
         middle = {each: closer.get(each, self._seen[each]) for each in chosen if each not in self._refused}
         inside = [
@@ -124,7 +126,9 @@ class _Search:
             ranked=ranked,
             tied=select_tied(closest or ranked[:1], self._problem.profile.step_noise),
             baseline=plans.get(presets[BASELINE]) or self._find_plan(presets[BASELINE]),
-            current=(plans.get(current) or self._find_plan(current)) if current else None,
+            current=plans.get(current) or (self._make_plan(current, middle[current]) if current in middle else None)
+            if current
+            else None,
             front=pareto(ranked),
             why_not=self._why_not(presets, ranked[0]),
             num_scored=self._num_scored,
@@ -152,13 +156,13 @@ class _Search:
         return replace(self._fine, scale=self._scales[1], turns=turns)
 
     def _select_affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
-        """Returns the first candidates, as many as a share of the remaining effort allows to simulate."""
+        """Returns the candidates that a share of the remaining effort allows to simulate, the first ones first."""
         found, num_samples = list[Candidate](), 0
         for each in dict.fromkeys(candidates):
-            num_samples += self._count_samples(each, fidelity)
-            if not self._effort.affords(int(num_samples / share)):
-                break
-            found.append(each)
+            size = self._count_samples(each, fidelity)
+            if self._effort.affords(int((num_samples + size) / share)):
+                num_samples += size
+                found.append(each)
         return found
 
     def _select_promising(self) -> list[Candidate]:

@@ -78,6 +78,11 @@ class Replanner:
         self._restart_window(predicted_s)
         return self._asked >= 2
 
+    def keep(self) -> None:
+        """Records that a plan allowed no decision. The next one is due as after any other plan."""
+        self._asked = 0
+        self._restart_window(self.predicted_s)
+
     def changed(self, predicted_s: float) -> None:
         """Records that the schedule changed to one with this prediction."""
         self._asked = 0

@@ -69,6 +69,14 @@ def test_a_change_must_pay_its_measured_cost_back_twice() -> None:
         assert rule.planned(2.0, 1.0, steps_left=steps_left) is changes
 
 
+def test_a_plan_without_a_decision_is_not_repeated_at_once() -> None:
+    rule = drifted(switch_s=1.0)
+    assert rule.is_due
+    rule.keep()
+    told(rule, 2.0, RECENT)
+    assert not rule.is_due
+
+
 def test_no_change_before_its_cost_was_measured() -> None:
     rule = Replanner(1.0)
     told(rule, 2.0, 2 * RECENT)
