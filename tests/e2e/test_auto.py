@@ -125,8 +125,8 @@ def test_a_run_whose_schedule_is_changed_is_one_run(tmp_path: Path, monkeypatch:
     assert all(later["version"] >= row["version"] for row, later in pairwise(rows)), [row["version"] for row in rows]
     assert all({"plan/predicted_s", "plan/error"} <= row.keys() for row in rows)
 
-    # Both schedules are synchronous: the same prompts, samples and updates under every placement. Their granularities of
-    # training differ, so samples are packed differently and sums are rounded differently.
+    # Both schedules are synchronous: the same prompts, samples and updates under every placement. They train in parts
+    # of different sizes, so samples are packed differently and sums are rounded differently.
     run(tmp_path, "unchanged", [f"steps={STEPS}", f"schedule={STARTED_WITH}", ONE_THREAD])
     trained, expected = samples(tmp_path, "changed"), samples(tmp_path, "unchanged")
     assert trained == expected
