@@ -92,7 +92,8 @@ def adopt_server(
     if guard is None:
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
-    hold_folder(lease.folder)
+    with contextlib.suppress(BlockingIOError):  # a child of the killed process may hold it; the guard holds it as well
+        hold_folder(lease.folder)
     wanted = command(record)
     server = ServerProcess(wanted, record.address, lease, adopted=guard, log=Path(record.log), detaches=detaches)
     changed = "the model" if record.model != model else _describe_change(record, wanted)

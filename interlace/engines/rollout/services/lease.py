@@ -24,7 +24,7 @@ CONNECT_S = 2.0
 OWNER = "owner"
 """File in the private folder of a server that the run locks."""
 NEW_S = 60.0
-"""Age in seconds up to which a folder without this file may be one that a run is about to lock."""
+"""Age in seconds up to which a folder may be one whose run has not locked this file yet."""
 _HELD: dict[Path, int] = {}
 """Handles of the files that this process has locked, by the private folder."""
 
@@ -100,11 +100,16 @@ class ServerLease:
 def hold_folder(folder: Path) -> None:
     """Marks the private folder of a server as used, until release_folder() or the end of this process.
 
-    A guard locks the folder as well, but no guard runs before the start of the server and between two starts.
+    A guard locks the folder as well, but no guard runs before the start of the server and between two starts. Raises
+    BlockingIOError if another process uses the folder.
     """
     release_folder(folder)
-    with contextlib.suppress(OSError):  # a file system without locks
+    try:
         _HELD[folder] = _lock(folder / OWNER, os.O_RDWR | os.O_CREAT)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        return
 
 
 def release_folder(folder: Path) -> None:
@@ -116,16 +121,19 @@ def release_folder(folder: Path) -> None:
 def remove_left_folders(parent: Path, prefix: str) -> None:
     """Removes the private folders that neither a run nor a guard uses, such as after a kill before a server's start.
 
-    parent: folder of the private folders. prefix: of their names.
+    parent: folder of the private folders. prefix: of their names. A folder without the file of hold_folder() may be
+    another program's, and is only removed if it is empty.
     """
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as locks:  # used, or of another user
             locks.callback(os.close, _lock(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+            if time.time() - folder.stat().st_mtime < NEW_S:
+                continue
             if (folder / OWNER).exists():
                 locks.callback(os.close, _lock(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW))
-            elif time.time() - folder.stat().st_mtime < NEW_S:
-                continue
-            shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                folder.rmdir()
 
 
 def _lock(path: Path, flags: int) -> int:
