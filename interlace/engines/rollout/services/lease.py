@@ -21,6 +21,8 @@ POLL_S = 0.25
 """Seconds between two checks of the record, and between two attempts to connect to a guard."""
 CONNECT_S = 2.0
 """Seconds in which a guard begins to listen after its run was killed."""
+LOCK_S, LOCK_POLL_S = 1.0, 0.02
+"""Seconds in which a process that checks whether a guard runs ends its lock, and between two attempts to lock."""
 OWNER = "owner"
 """File in the private folder of a server that the run locks."""
 NEW_S = 60.0
@@ -45,15 +47,19 @@ class ServerLease:
         """Returns the socket file at which the guard listens."""
         return self.folder / "lease"
 
-    def lock(self) -> int | None:
+    def lock(self, within_s: float = 0.0) -> int | None:
         """Locks the folder, which the guard does until its end. Returns a descriptor; None if the folder is locked.
 
-        The lock ends with the descriptor. Raises OSError if the folder does not exist or cannot be locked.
+        The lock ends with the descriptor. within_s: seconds for another process to end its lock. Raises OSError if the
+        folder does not exist or cannot be locked.
         """
-        try:
-            return _lock(self.folder, os.O_RDONLY)
-        except BlockingIOError:
-            return None
+        deadline_s = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return _lock(self.folder, os.O_RDONLY)
+            if time.monotonic() >= deadline_s:
+                return None
+            time.sleep(LOCK_POLL_S)
 
     def wait_for_owner(self) -> socket.socket | None:
         """Waits, in the guard, for a run that adopts the server. Returns its connection; None if the lease ends."""

@@ -5,12 +5,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from interlace.engines.rollout.kinds import base
-from interlace.engines.rollout.services.lease import OWNER, hold_folder, release_folder, remove_left_folders
+from interlace.engines.rollout.services.lease import (
+    OWNER,
+    ServerLease,
+    hold_folder,
+    release_folder,
+    remove_left_folders,
+)
 from interlace.engines.rollout.services.process import ServerProcess
 from tests.support.killed_servers import close_servers, kill_run
 
@@ -20,6 +27,15 @@ from interlace.engines.rollout.kinds import base
 base.LONGEST_PARENT = 1000
 print(base.make_private_folder(), flush=True)
 time.sleep(600)
+"""
+
+
+GUARDS = """
+import sys
+from interlace.engines.rollout.services import guard
+guard.LOCK_S = 60.0
+print("begins", flush=True)
+sys.exit(guard.main(*sys.argv[1:]))
 """
 
 
@@ -96,3 +112,20 @@ def test_a_folder_of_a_guard_or_of_a_run_that_is_about_to_lock_it_stays(tmp_path
     remove_left_folders(folder.parent, folder.name)
     assert not folder.exists()
     close_servers(killed)
+
+
+def test_a_guard_locks_a_folder_that_a_run_has_locked_briefly(tmp_path: Path) -> None:
+    lease = ServerLease(seconds=0.0, record=tmp_path / "rollout-0.json", folder=tmp_path / "server")
+    lease.folder.mkdir()
+    lock = lease.lock()
+    assert lock is not None
+    serves = "import time; print('serves', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", GUARDS, "0", str(lease.record), str(lease.folder), "-c", serves]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as guard:
+        assert guard.stdin and guard.stdout and guard.stdout.readline() == "begins\n"
+        time.sleep(0.5)
+        os.close(lock)
+        assert guard.stdout.readline() == "serves\n"
+        assert lease.lock() is None
+        guard.stdin.close()
