@@ -316,6 +316,15 @@ def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: py
         assert taken(reader, ref).keys() == weights(1).keys()
 
 
+@pytest.mark.parametrize("transport", ["folder", "shared_memory"])
+def test_a_version_is_written_on_a_system_that_cannot_reserve_room(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    with ends(tmp_path, transport) as (writer, reader):
+        assert_equal(taken(reader, publish(writer, 1, weights(1))), weights(1))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL does not allow two ranks on one GPU")
 def test_nccl_sends_from_the_gpu_of_the_trainer(tmp_path: Path) -> None:
