@@ -169,11 +169,14 @@ def find_record(engines: Path, private: Path) -> Path | None:
 
     engines: folder of the records of a run.
     """
-    for record in engines.glob(RECORDS):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if str(private) in record.read_text(encoding="utf-8"):
-                return record
-    return None
+    return next((record for record in engines.glob(RECORDS) if names_folder(record, private)), None)
+
+
+def names_folder(record: Path, private: Path) -> bool:
+    """Returns whether a record names the private folder of a server. False if the record cannot be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return str(private) in record.read_text(encoding="utf-8")
+    return False
 
 
 class AdoptedGuard:
