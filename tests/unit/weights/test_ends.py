@@ -161,6 +161,9 @@ def test_a_delta_that_was_changed_on_the_way_or_lacks_its_base_is_refused(tmp_pa
 
         with pytest.raises(InterlaceError, match="is a delta on version 0"):
             taken(WeightReader(), WeightRef(version=1, parts=(replace(part, behind=()),)))
+        left_out = replace(part, behind=tuple(replace(each, source=None) for each in part.behind))
+        with pytest.raises(InterlaceError, match="did not come along"):  # the engine was restarted
+            taken(WeightReader(), WeightRef(version=1, parts=(left_out,)))
 
 
 def test_a_delta_is_not_applied_to_a_version_of_the_same_number_from_another_trainer(tmp_path: Path) -> None:
