@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING
@@ -42,6 +43,14 @@ class ContentHash:
 
     def __str__(self) -> str:
         return str(self._hash.hexdigest())
+
+
+def allocate_file(descriptor: int, size: int) -> None:
+    """Gives a file its size. Raises OSError if the disk is full, except on macOS, which cannot reserve room."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

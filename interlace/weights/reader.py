@@ -131,7 +131,8 @@ class WeightReader:
             if steps[-1].base is None or self._mirror.holds(earlier):
                 return steps[::-1]
             steps.append(earlier)
-        if steps[-1].base is not None:
+        is_left_out = steps[-1] is not part and steps[-1].source is None  # the engine had read it, and was restarted
+        if steps[-1].base is not None or is_left_out:
             raise InterlaceError(
                 f"weights: version {part.version} is a delta on version {part.base} of trainer rank {part.rank}, which "
                 "this engine does not have and which did not come along. It keeps its current weights."

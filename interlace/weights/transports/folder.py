@@ -27,7 +27,7 @@ from torch import Tensor
 from interlace.core.errors import DiskFullError, InterlaceError, is_full_disk
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import ContentHash, content_hash, view_of
+from interlace.weights.content import ContentHash, allocate_file, content_hash, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
 from interlace.weights.recording import Landing, join_landed, select_landings
 from interlace.weights.ref import WeightPart
@@ -166,7 +166,7 @@ def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, Sa
     header, places, size = _make_layout(saved)
     opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        os.posix_fallocate(opened, 0, size)
+        allocate_file(opened, size)
         memory = mmap.mmap(opened, size)
     finally:
         os.close(opened)

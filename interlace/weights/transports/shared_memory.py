@@ -23,7 +23,7 @@ from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.runtime.process.shared import SharedFolder
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import ALIGNMENT, ContentHash, fill, offsets_of, view_of
+from interlace.weights.content import ALIGNMENT, ContentHash, allocate_file, fill, offsets_of, view_of
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Receiver, Sender, Sent, cut_out
 
@@ -50,7 +50,7 @@ class _Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL if make else os.O_RDONLY, 0o600)
         try:
             if make:
-                os.posix_fallocate(self._file, 0, size)  # writing to a sparse file may kill the process
+                allocate_file(self._file, size)  # writing to a sparse file may kill the process
             access = mmap.ACCESS_WRITE if make else mmap.ACCESS_READ
             self._map = mmap.mmap(self._file, 0, access=access)
         except BaseException:

@@ -161,6 +161,9 @@ def test_a_delta_that_was_changed_on_the_way_or_lacks_its_base_is_refused(tmp_pa
 
         with pytest.raises(InterlaceError, match="is a delta on version 0"):
             taken(WeightReader(), WeightRef(version=1, parts=(replace(part, behind=()),)))
+        left_out = replace(part, behind=tuple(replace(each, source=None) for each in part.behind))
+        with pytest.raises(InterlaceError, match="did not come along"):  # the engine was restarted
+            taken(WeightReader(), WeightRef(version=1, parts=(left_out,)))
 
 
 def test_a_delta_is_not_applied_to_a_version_of_the_same_number_from_another_trainer(tmp_path: Path) -> None:
@@ -314,6 +317,15 @@ def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: py
             writer.write(2, weights(2))
         assert sorted(path.name for path in tmp_path.rglob("*")) == whole
         assert taken(reader, ref).keys() == weights(1).keys()
+
+
+@pytest.mark.parametrize("transport", ["folder", "shared_memory"])
+def test_a_version_is_written_on_a_system_that_cannot_reserve_room(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    with ends(tmp_path, transport) as (writer, reader):
+        assert_equal(taken(reader, publish(writer, 1, weights(1))), weights(1))
 
 
 @pytest.mark.gpu

@@ -92,7 +92,8 @@ def adopt_server(
     if guard is None:
         _remove_folder(lease)
         raise NotAdoptedError(f"{named}: it has ended")
-    hold_folder(lease.folder)
+    with contextlib.suppress(BlockingIOError):  # a child of the killed process may hold it; the guard holds it as well
+        hold_folder(lease.folder)
     wanted = command(record)
     server = ServerProcess(wanted, record.address, lease, adopted=guard, log=Path(record.log), detaches=detaches)
     changed = "the model" if record.model != model else _describe_change(record, wanted)
@@ -111,6 +112,7 @@ def move_servers(folder: Path, places: Mapping[int, str]) -> list[str]:
     running server that ends, because another server gets its number.
     """
     folder, free = folder.absolute(), dict(places)
+    _finish_renaming(folder)
     records = _read_records(folder)
     running = {number: _is_running(record) for number, record in records.items()}
     moves: dict[int, int] = {}
@@ -139,8 +141,6 @@ def move_servers(folder: Path, places: Mapping[int, str]) -> list[str]:
 
 def _rename_records(folder: Path, moves: Sequence[tuple[ServerRecord, int]]) -> None:
     """Gives records the numbers of other engines. At each time, each server has a record."""
-    for left in folder.glob(MOVED):  # a process was killed here
-        left.unlink()
     for record, number in moves:
         renamed = record.model_copy(update={"record": str(record_file(folder, number))})
         _write_private(folder / MOVED.replace("*", str(number)), renamed)
@@ -148,6 +148,29 @@ def _rename_records(folder: Path, moves: Sequence[tuple[ServerRecord, int]]) -> 
         Path(record.record).unlink(missing_ok=True)
     for _, number in moves:
         (folder / MOVED.replace("*", str(number))).replace(record_file(folder, number))
+
+
+def _finish_renaming(folder: Path) -> None:
+    """Finishes the work of a process that was killed in _rename_records().
+
+    If each server still has its old record, perhaps not all new ones are written, so the new ones are removed.
+    """
+    old = {record.folder: record.record for record in _read_records(folder).values()}
+    new = dict[Path, ServerRecord]()
+    for file in folder.glob(MOVED):
+        with contextlib.suppress(OSError, ValidationError):
+            record = ServerRecord.model_validate_json(file.read_text(encoding="utf-8"))
+            if Path(record.record).parent == folder:  # else it is a copy of another run's record
+                new[file] = record
+    if any(record.folder not in old for record in new.values()):
+        for record in new.values():
+            if record.folder in old:
+                Path(old[record.folder]).unlink(missing_ok=True)
+        for file, record in new.items():
+            if not Path(record.record).exists():
+                file.replace(record.record)
+    for file in folder.glob(MOVED):
+        file.unlink()
 
 
 def _read_records(folder: Path) -> dict[int, ServerRecord]:

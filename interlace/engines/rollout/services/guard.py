@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from interlace.core.processes import end_with_parent, kill_processes, read_stat
-from interlace.engines.rollout.services.lease import CONNECT_S, ServerLease
+from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
 DETACH = "--detach"
@@ -34,7 +34,7 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     lease = ServerLease(seconds=float(seconds), record=Path(record), folder=Path(folder))
     with contextlib.suppress(OSError):
-        lease.lock()
+        lease.lock(within_s=LOCK_S)  # a run locks the folder briefly to check whether this process runs
     child = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,

@@ -21,10 +21,12 @@ POLL_S = 0.25
 """Seconds between two checks of the record, and between two attempts to connect to a guard."""
 CONNECT_S = 2.0
 """Seconds in which a guard begins to listen after its run was killed."""
+LOCK_S, LOCK_POLL_S = 1.0, 0.02
+"""Seconds in which a process that checks whether a guard runs ends its lock, and between two attempts to lock."""
 OWNER = "owner"
 """File in the private folder of a server that the run locks."""
 NEW_S = 60.0
-"""Age in seconds up to which a folder without this file may be one that a run is about to lock."""
+"""Age in seconds up to which a folder may be one whose run has not locked this file yet."""
 _HELD: dict[Path, int] = {}
 """Handles of the files that this process has locked, by the private folder."""
 
@@ -45,15 +47,19 @@ class ServerLease:
         """Returns the socket file at which the guard listens."""
         return self.folder / "lease"
 
-    def lock(self) -> int | None:
+    def lock(self, within_s: float = 0.0) -> int | None:
         """Locks the folder, which the guard does until its end. Returns a descriptor; None if the folder is locked.
 
-        The lock ends with the descriptor. Raises OSError if the folder does not exist or cannot be locked.
+        The lock ends with the descriptor. within_s: seconds for another process to end its lock. Raises OSError if the
+        folder does not exist or cannot be locked.
         """
-        try:
-            return _lock(self.folder, os.O_RDONLY)
-        except BlockingIOError:
-            return None
+        deadline_s = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return _lock(self.folder, os.O_RDONLY)
+            if time.monotonic() >= deadline_s:
+                return None
+            time.sleep(LOCK_POLL_S)
 
     def wait_for_owner(self) -> socket.socket | None:
         """Waits, in the guard, for a run that adopts the server. Returns its connection; None if the lease ends."""
@@ -100,11 +106,16 @@ class ServerLease:
 def hold_folder(folder: Path) -> None:
     """Marks the private folder of a server as used, until release_folder() or the end of this process.
 
-    A guard locks the folder as well, but no guard runs before the start of the server and between two starts.
+    A guard locks the folder as well, but no guard runs before the start of the server and between two starts. Raises
+    BlockingIOError if another process uses the folder.
     """
     release_folder(folder)
-    with contextlib.suppress(OSError):  # a file system without locks
+    try:
         _HELD[folder] = _lock(folder / OWNER, os.O_RDWR | os.O_CREAT)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        return
 
 
 def release_folder(folder: Path) -> None:
@@ -116,16 +127,19 @@ def release_folder(folder: Path) -> None:
 def remove_left_folders(parent: Path, prefix: str) -> None:
     """Removes the private folders that neither a run nor a guard uses, such as after a kill before a server's start.
 
-    parent: folder of the private folders. prefix: of their names.
+    parent: folder of the private folders. prefix: of their names. A folder without the file of hold_folder() may be
+    another program's, and is only removed if it is empty.
     """
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as locks:  # used, or of another user
             locks.callback(os.close, _lock(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+            if time.time() - folder.stat().st_mtime < NEW_S:
+                continue
             if (folder / OWNER).exists():
                 locks.callback(os.close, _lock(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW))
-            elif time.time() - folder.stat().st_mtime < NEW_S:
-                continue
-            shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                folder.rmdir()
 
 
 def _lock(path: Path, flags: int) -> int:
@@ -155,11 +169,14 @@ def find_record(engines: Path, private: Path) -> Path | None:
 
     engines: folder of the records of a run.
     """
-    for record in engines.glob(RECORDS):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if str(private) in record.read_text(encoding="utf-8"):
-                return record
-    return None
+    return next((record for record in engines.glob(RECORDS) if names_folder(record, private)), None)
+
+
+def names_folder(record: Path, private: Path) -> bool:
+    """Returns whether a record names the private folder of a server. False if the record cannot be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return str(private) in record.read_text(encoding="utf-8")
+    return False
 
 
 class AdoptedGuard:

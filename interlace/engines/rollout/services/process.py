@@ -18,7 +18,14 @@ from interlace.core.errors import DiskFullError, InterlaceError
 from interlace.core.processes import is_stopped, list_children, read_command
 from interlace.engines.rollout.services.guard import DETACH
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
-from interlace.engines.rollout.services.lease import AdoptedGuard, ServerLease, find_record, read_number, release_folder
+from interlace.engines.rollout.services.lease import (
+    AdoptedGuard,
+    ServerLease,
+    find_record,
+    names_folder,
+    read_number,
+    release_folder,
+)
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
@@ -166,7 +173,9 @@ class ServerProcess:
         return process
 
     def remove_files(self) -> None:
-        self.lease.record.unlink(missing_ok=True)
+        """Removes the private folder, and the record, unless a resumed run has replaced it by another server's."""
+        if names_folder(self.lease.record, self.lease.folder):
+            self.lease.record.unlink(missing_ok=True)
         shutil.rmtree(self.lease.folder, ignore_errors=True)
         release_folder(self.lease.folder)
 

@@ -4,14 +4,16 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from interlace.engines.rollout.services.adoption import ServerRecord, end_unused_servers, move_servers
-from interlace.engines.rollout.services.lease import POLL_S, record_file
-from interlace.engines.rollout.services.process import ServerProcess, find_guards
+from interlace.engines.rollout.services.adoption import ServerRecord, end_unused_servers, move_servers, write_record
+from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.lease import POLL_S, ServerLease, record_file
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, find_guards
 from tests.support.killed_servers import Killed, close_servers, kill_run
 
 
@@ -64,6 +66,38 @@ def test_a_server_is_adopted_by_the_engine_at_its_place(
     end_unused_servers(folder, moved.values())
     assert all(two_killed[number].has_ended() for number in {0, 1} - moved.keys())
     adopt_moved(two_killed, moved)
+
+
+@pytest.mark.parametrize("num_changes", range(6))
+def test_servers_keep_records_if_a_process_is_killed_while_it_renames_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_changes: int
+) -> None:
+    """num_changes: files that the process removes or renames before it is killed."""
+    command, address = ServerCommand(arguments=()), Address(url="http://127.0.0.1:9")
+    for number in range(2):
+        lease = ServerLease(seconds=600.0, record=record_file(tmp_path, number), folder=tmp_path / f"server-{number}")
+        write_record(lease, address, command, "model", place=f"place-{number}")
+    places, changes = {0: "place-1", 1: "place-0"}, iter(range(num_changes))
+
+    def kill_after_changes(change: Callable[..., object]) -> Callable[..., object]:
+        def count(*given: Any, **options: Any) -> object:
+            if next(changes, None) is None:
+                raise KeyboardInterrupt
+            return change(*given, **options)
+
+        return count
+
+    with monkeypatch.context() as patched:
+        for name in ("unlink", "replace"):
+            patched.setattr(Path, name, kill_after_changes(getattr(Path, name)))
+        with pytest.raises(KeyboardInterrupt):
+            move_servers(tmp_path, places)
+    move_servers(tmp_path, places)
+    assert sorted(tmp_path.glob("*.json")) == [record_file(tmp_path, number) for number in range(2)]
+    for number in range(2):
+        record = ServerRecord.model_validate_json(record_file(tmp_path, number).read_text())
+        assert record.folder == str(tmp_path / f"server-{1 - number}") and record.place == places[number]
+        assert record.record == str(record_file(tmp_path, number))
 
 
 def test_a_running_server_replaces_one_that_has_ended(two_killed: list[Killed]) -> None:

@@ -1,15 +1,23 @@
 """The private folder of a server, which contains a whole model, is removed if its run was killed without a guard."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from interlace.engines.rollout.kinds import base
-from interlace.engines.rollout.services.lease import release_folder, remove_left_folders
+from interlace.engines.rollout.services.lease import (
+    OWNER,
+    ServerLease,
+    hold_folder,
+    release_folder,
+    remove_left_folders,
+)
 from interlace.engines.rollout.services.process import ServerProcess
 from tests.support.killed_servers import close_servers, kill_run
 
@@ -19,6 +27,15 @@ from interlace.engines.rollout.kinds import base
 base.LONGEST_PARENT = 1000
 print(base.make_private_folder(), flush=True)
 time.sleep(600)
+"""
+
+
+GUARDS = """
+import sys
+from interlace.engines.rollout.services import guard
+guard.LOCK_S = 60.0
+print("begins", flush=True)
+sys.exit(guard.main(*sys.argv[1:]))
 """
 
 
@@ -37,12 +54,41 @@ def test_a_folder_whose_run_was_killed_before_the_start_of_its_server_is_removed
         first = base.make_private_folder()
         assert left.exists()
         run.kill()
+    os.utime(left, (0, 0))
     second = base.make_private_folder()
     assert not left.exists() and first.exists() and second.exists()
     for folder in (first, second):
         release_folder(folder)
+        os.utime(folder, (0, 0))
     remove_left_folders(temporary, base.PRIVATE)
     assert not first.exists() and not second.exists()
+
+
+def test_a_folder_is_not_removed_between_the_creation_and_the_lock_of_its_file(tmp_path: Path) -> None:
+    folder = tmp_path / "server-new"
+    folder.mkdir()
+    (folder / OWNER).touch()
+    remove_left_folders(tmp_path, "server-")
+    assert folder.exists()
+    os.utime(folder, (0, 0))
+    remove_left_folders(tmp_path, "server-")
+    assert not folder.exists()
+
+
+def test_a_folder_that_another_process_has_locked_is_not_held(tmp_path: Path) -> None:
+    with (tmp_path / OWNER).open("w") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            hold_folder(tmp_path)
+
+
+def test_a_folder_of_another_program_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "server-notes"
+    folder.mkdir()
+    (folder / "text").touch()
+    os.utime(folder, (0, 0))
+    remove_left_folders(tmp_path, "server-")
+    assert (folder / "text").exists()
 
 
 def test_a_folder_of_a_guard_or_of_a_run_that_is_about_to_lock_it_stays(tmp_path: Path) -> None:
@@ -66,3 +112,20 @@ def test_a_folder_of_a_guard_or_of_a_run_that_is_about_to_lock_it_stays(tmp_path
     remove_left_folders(folder.parent, folder.name)
     assert not folder.exists()
     close_servers(killed)
+
+
+def test_a_guard_locks_a_folder_that_a_run_has_locked_briefly(tmp_path: Path) -> None:
+    lease = ServerLease(seconds=0.0, record=tmp_path / "rollout-0.json", folder=tmp_path / "server")
+    lease.folder.mkdir()
+    lock = lease.lock()
+    assert lock is not None
+    serves = "import time; print('serves', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", GUARDS, "0", str(lease.record), str(lease.folder), "-c", serves]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as guard:
+        assert guard.stdin and guard.stdout and guard.stdout.readline() == "begins\n"
+        time.sleep(0.5)
+        os.close(lock)
+        assert guard.stdout.readline() == "serves\n"
+        assert lease.lock() is None
+        guard.stdin.close()

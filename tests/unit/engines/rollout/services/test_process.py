@@ -17,9 +17,10 @@ from interlace.core.processes import list_children
 from interlace.core.types import Request
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.config import ServedConfig
+from interlace.engines.rollout.services.adoption import write_record
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import ServerLease
+from interlace.engines.rollout.services.lease import ServerLease, record_file
 from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 from interlace.engines.rollout.services.protocol import (
@@ -47,6 +48,21 @@ def test_a_server_listens_at_the_socket_file_that_a_killed_one_left(tmp_path: Pa
         wait_until(lambda: process.fault() is not None)
         assert process.tail() == "listening" and path.exists()
         process.stop(hurries=True)
+
+
+def test_the_record_of_a_new_server_of_the_same_name_stays(tmp_path: Path) -> None:
+    record, command = record_file(tmp_path, 0), ServerCommand(arguments=())
+    address, servers = Address(url="http://127.0.0.1:9"), []
+    for name in ("old", "new"):
+        lease = ServerLease(seconds=600.0, record=record, folder=tmp_path / name)
+        lease.folder.mkdir()
+        write_record(lease, address, command, "model")
+        servers.append(ServerProcess(command, address, lease))
+    old, new = servers
+    old.remove_files()
+    assert record.exists() and not old.lease.folder.exists()
+    new.remove_files()
+    assert not record.exists() and not new.lease.folder.exists()
 
 
 SERVES = """
