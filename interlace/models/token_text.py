@@ -83,14 +83,14 @@ class TokenBytes:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self._added = {place: str(token) for place, token in tokenizer.added_tokens_decoder.items()}
+        self._added = tokenizer.added_tokens_decoder
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self._has_byte_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
 
     def spell(self, token_id: int) -> bytes:
         """Returns the bytes of a token. They may be a part of a character, which a decoder would replace by U+FFFD."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
+        if added := self._added.get(token_id):
+            return self._spell_added(token_id, str(added), is_special=added.special)
         piece = self._tokenizer.convert_ids_to_tokens(token_id)
         if not isinstance(piece, str):  # the model has more outputs than the tokenizer has tokens
             return b""
@@ -101,6 +101,11 @@ class TokenBytes:
         if _SPACE in piece:  # decoding drops the space at the beginning of a text
             return piece.replace(_SPACE, " ").encode()
         return _decode_ids(self._tokenizer, [token_id]).encode(errors="replace")
+
+    def _spell_added(self, token_id: int, piece: str, *, is_special: bool) -> bytes:
+        """Spells an added token. Some are spaces in the form of SentencePiece, which only its decoders replace."""
+        has_spaces = not is_special and _SPACE in piece and _SPACE not in _decode_ids(self._tokenizer, [token_id])
+        return (piece.replace(_SPACE, " ") if has_spaces else piece).encode()
 
 
 def _list_byte_letters() -> Mapping[str, int]:

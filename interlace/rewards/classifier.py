@@ -103,7 +103,8 @@ def _encode_text(
 ) -> list[int]:
     """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored().
 
-    A special token that a text spells is read as text, so that a response cannot contain further turns.
+    In a chat, a special token that a text spells is read as text, so that a response cannot contain further turns.
+    Without a chat template, the tokenizer reads it as the special token.
     """
     if not (chat_template and tokenizer.chat_template):
         return list(tokenizer(prompt.text + response)["input_ids"])

@@ -50,7 +50,8 @@ class GraphEpisode:
     """Runs a graph on the prompt's messages.
 
     If its last state has a number `reward`, this is the sample's reward; else the recipe's reward scores the last
-    message.
+    message. If the context is full, the recipe's reward scores the text so far; a graph whose state has a reward fails
+    the sample.
     """
 
     def __init__(self, config: LangGraphConfig) -> None:
@@ -58,6 +59,11 @@ class GraphEpisode:
         _, self._graph = _make_graph(config.graph)
         self._threads: set[str] = set()
         """Ids of threads that run, or that could not be deleted."""
+        channels = getattr(self._graph, "output_channels", ())
+        self._brings_reward = "reward" in ([channels] if isinstance(channels, str) else channels)
+        """True if the graph's state has a `reward`, or an earlier episode brought one: an object that is no graph of
+        LangGraph declares no state.
+        """
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         from interlace.agents.chat_model import CLIENT, ModelClient
@@ -76,14 +82,16 @@ class GraphEpisode:
                 },
             )
         except ContextFullError:
-            if not client.turns:
+            if not client.turns or self._brings_reward:  # the recipe's reward may have another scale than the graph's
                 raise
             return Outcome(finish_reason=FinishReason.LENGTH)
         finally:
             CLIENT.reset(token)
             if await self._delete_thread(thread):
                 self._threads.remove(thread)
-        return _make_outcome(state)
+        outcome = _make_outcome(state)
+        self._brings_reward |= outcome.reward is not None
+        return outcome
 
     def _choose_thread(self, key: str) -> str:
         """Returns the first free id of a key: a checkpointer continues the conversation of an id that it has.

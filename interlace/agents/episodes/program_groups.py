@@ -31,13 +31,18 @@ class ProgramGroups:
         self._send(f"-{group}\n")
 
     def _send(self, line: str) -> None:
-        """Sends a line to the killer. Starts another killer if there is none, or if it has ended or does not read."""
+        """Sends a line to the killer. Starts another killer if there is none, or if it has ended or does not read.
+
+        If no killer can start, for example without a free process, the program runs without one: the caller ends it in
+        any case unless its process is killed. The next line tries again.
+        """
         if self._killer is not None and self._killer.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 if self._killer.stdin.write(line.encode()):  # None if its pipe is full
                     return
             self._end_killer()
-        self._start_killer()
+        with contextlib.suppress(OSError):
+            self._start_killer()
 
     def _start_killer(self) -> None:
         killer = self._killer = subprocess.Popen(
@@ -72,6 +77,8 @@ def kill_left_groups() -> None:
         signal.signal(number, signal.SIG_IGN)  # a scheduler may send them to all processes of a job
     groups = set[int]()
     for line in sys.stdin.buffer:
+        if not line.endswith(b"\n"):  # the rest of a line that was cut, whose number is of another group
+            break
         (groups.add if line.startswith(b"+") else groups.discard)(int(line[1:]))
     for group in groups:
         with contextlib.suppress(ProcessLookupError):

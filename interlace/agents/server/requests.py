@@ -330,8 +330,10 @@ def _check_thinking(value: Any) -> Any:
 
 def _check_edits(value: Any) -> Any:
     """Checks the edits of a conversation. The model reads no earlier thoughts in any case."""
-    edits = value.get("edits") or [] if isinstance(value, dict) else [value] if value is not None else []
-    for edit in edits:
+    edits = value.get("edits") if isinstance(value, dict) else [value] if value is not None else []
+    if not isinstance(edits, list | None):
+        raise ValueError(f'edits is {edits!r:.50}; write a list, such as [{{"type": "clear_thinking_20251015"}}]')
+    for edit in edits or []:
         if not (isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking")):
             raise ValueError("nothing but thoughts is cut from a conversation")
     return value

@@ -4,13 +4,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from interlace.core.errors import UserError
 from interlace.core.types import Metrics
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.pool import EnvPool
@@ -171,21 +172,40 @@ def check_saves(config: EnvConfig) -> None:
     Executes an action of each task in a short-lived process. May be called while an event loop runs.
     """
 
-    async def save_each(fleet: EnvFleet) -> None:
-        spec = await fleet.start()
-        for task in range(len(spec.tasks)):
-            with suppress(SimulatorError):  # ends one episode, also in a run
-                async with fleet.episode(Start(task=task, init_state=0)) as env:
-                    await env.chunk_step(np.zeros((1, spec.action.size), np.float32))
-                    await env.do("offload")
-                    await env.do("onload")
-
-    _use_single(config, save_each)
+    _check_saves_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
 
 
 @cache
 def _spec_of(config: str) -> EnvSpec:
     return _use_single(EnvConfig.model_validate_json(config), EnvFleet.start)
+
+
+@cache
+def _check_saves_of(config: str) -> None:
+    async def check_tasks(fleet: EnvFleet) -> None:
+        spec = await fleet.start()
+        for task in range(len(spec.tasks)):
+            await _check_save(fleet, spec, task)
+
+    _use_single(EnvConfig.model_validate_json(config), check_tasks)
+
+
+async def _check_save(fleet: EnvFleet, spec: EnvSpec, task: int) -> None:
+    """Executes an action of a task, then saves and frees its simulator. Raises UserError if the save fails."""
+    async with AsyncExitStack() as stack:
+        try:
+            env = await stack.enter_async_context(fleet.episode(Start(task=task, init_state=0)))
+            await env.chunk_step(np.zeros((1, spec.action.size), np.float32))
+        except SimulatorError:  # ends one episode, also in a run
+            return
+        try:
+            await env.do("offload")
+            await env.do("onload")
+        except SimulatorError as error:
+            raise UserError(
+                f"environments of {fleet.config.family!r} cannot save the state of task {spec.tasks[task]!r}: {error}. "
+                "Keep the simulators on the host (schedule.placement.env=host), where no state is saved."
+            ) from error
 
 
 def _use_single(config: EnvConfig, use: Callable[[EnvFleet], Coroutine[Any, Any, T]]) -> T:

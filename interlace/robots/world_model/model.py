@@ -54,7 +54,9 @@ class Transitions:
     next_states: Array
     """State or picture after the chunk, in the shape of `states`; undefined if has_next is 0."""
     has_next: FloatArray
-    """[B] 1 if the state after the chunk is known, else 0: the last turn of an episode has no successor, or was cut."""
+    """[B] 1 if the state after the chunk is known; 0 for the last turn of an episode without a final observation, and
+    for a chunk that a limit cut.
+    """
     rewards: FloatArray
     """[B] reward of the chunk."""
     successes: FloatArray

@@ -3,9 +3,10 @@
 import random
 
 import pytest
+from tokenizers import AddedToken, decoders
 
 from interlace.models.tiny import build_tokenizer
-from interlace.models.token_text import Chunk, SpelledTokens, align_tokens, lossy_text, spell_tokens
+from interlace.models.token_text import Chunk, SpelledTokens, TokenBytes, align_tokens, lossy_text, spell_tokens
 from tests.support.tokenizers import lower_casing_tokenizer, merging_tokenizer
 
 BYTES, MERGES = build_tokenizer(256), merging_tokenizer()
@@ -59,3 +60,19 @@ def test_random_bytes_of_a_student_are_spelled_as_they_are_decoded() -> None:
 def test_a_tokenizer_that_loses_text() -> None:
     assert lossy_text(MERGES, TEXTS) is None
     assert lossy_text(lower_casing_tokenizer(), ["one", "One"]) == ("One", "one")
+
+
+def test_added_tokens_of_spaces_are_spelled_as_spaces_by_decoders_of_sentencepiece() -> None:
+    """Their bytes were those of the character that stands for a space."""
+    added = [AddedToken("\u2581\u2581", normalized=False), AddedToken("<a\u2581b>", special=True)]
+    for decoder, spaces in (
+        (decoders.Replace("\u2581", " "), "  "),
+        (decoders.Metaspace(), "  "),
+        (decoders.ByteLevel(), "\u2581\u2581"),
+    ):
+        tokenizer = merging_tokenizer()
+        tokenizer.backend_tokenizer.decoder = decoder
+        tokenizer.add_tokens(added)
+        ids = tokenizer.convert_tokens_to_ids([str(each) for each in added])
+        token_bytes = TokenBytes(tokenizer)
+        assert [token_bytes.spell(each).decode() for each in ids] == [spaces, "<a\u2581b>"]

@@ -1,10 +1,12 @@
 """Checks of servers that already run, before a run starts any work."""
 
 import asyncio
+import math
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from urllib.parse import urlsplit
 
 from interlace.core.errors import UserError
@@ -20,7 +22,10 @@ HEALTH_S, ANSWER_S = 10.0, 120.0
 COLD = SamplingParams(max_new_tokens=8, temperature=0.02)
 """Sampling under which log-probs of the sampled distribution and log-probs of the model differ much."""
 UNSURE, SAME = -0.2, 0.05
-"""Log-prob of the model below which a token is compared, and the largest difference of equal log-probs, in nats."""
+"""Log-prob of the model below which a token is compared, and the largest difference of equal log-probs, in nats.
+
+A median of differences is compared, because numerical noise may change single log-probs by more.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +66,7 @@ async def _check_addresses(addresses: Sequence[Address], dialect: str, wanted: W
                 raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
         await asyncio.gather(*(_request_token(url, client) for url, client in clients.items()))
         if wanted.temperature != 1:
-            await asyncio.gather(*(check_logprobs(client, wanted.temperature) for client in clients.values()))
+            await asyncio.gather(*(check_logprobs(client, wanted) for client in clients.values()))
     finally:
         for client in clients.values():
             await client.close()
@@ -124,11 +129,13 @@ async def _request_token(url: str, client: EngineClient) -> None:
         )
 
 
-async def check_logprobs(client: EngineClient, temperature: float) -> None:
+async def check_logprobs(client: EngineClient, wanted: WantedModel) -> None:
     """Raises UserError if a server returns log-probs of the model instead of log-probs of the sampled distribution.
 
-    temperature: of the run. The check samples at a temperature near 0.
+    The check samples at a temperature near 0. It skips tokens whose probability is that of a uniform distribution,
+    which has the same log-probs at each temperature.
     """
+    uniform = -math.log(wanted.vocab_size)
     request = Request(uid="check of log-probs", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=COLD)
     deltas: list[Delta] = []
     with _name_address(client.name):
@@ -138,11 +145,11 @@ async def check_logprobs(client: EngineClient, temperature: float) -> None:
             [scores] = await client.score([[*request.list_prompt(), *token_ids]])
     sampled = [logprob for delta in deltas for logprob in delta.logprobs]
     pairs = zip(sampled, scores[len(scores) - len(sampled) :], strict=True)
-    gaps = [abs(logprob - score) for logprob, score in pairs if score < UNSURE]
-    if gaps and max(gaps) < SAME:
+    gaps = [abs(logprob - score) for logprob, score in pairs if score < UNSURE and abs(score - uniform) > SAME]
+    if gaps and median(gaps) < SAME:
         raise UserError(
             f"rollout.urls: {client.name} returns log-probs of the model at temperature 1, and the run samples at "
-            f"sampling.temperature={temperature:g}, so importance ratios would be wrong. Start the server with "
+            f"sampling.temperature={wanted.temperature:g}, so importance ratios would be wrong. Start the server with "
             "log-probs of the sampled distribution (vLLM: --logprobs-mode processed_logprobs)."
         )
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from interlace.agents.episodes.verifiers_tasks import select_numbers
-from interlace.core.errors import ContextFullError, UserError
+from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
-from interlace.core.types import JSON, FinishReason, Prompt
+from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome, Turn
 from interlace.rollouts.config import create_kind, parse_episode
 from interlace.rollouts.generate import outcome_of
@@ -327,31 +327,6 @@ def test_an_environment_without_a_limit_ends_after_the_turns_of_the_episode() ->
         "1",
     )
     assert len(session.turns) == 2
-
-
-class Full(Rewarded):
-    """A session whose context has no room after the first turn."""
-
-    async def generate(self, *context: object, **options: object) -> Turn:
-        if self.turns:
-            raise ContextFullError("the context is full")
-        return await super().generate(*context, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "episode", [{"name": "environment", "environment": f"{__name__}:Guess"}, {"name": "second_guess"}]
-)
-def test_an_episode_whose_context_is_full_keeps_the_rewards_so_far(episode: dict[str, object]) -> None:
-    session = Full([Message(role="assistant", content="1")])
-    outcome = asyncio.run(create_kind(parse_episode(episode)).create().run(ROW, session))
-    assert (outcome.text, outcome.finish_reason) == ("1", FinishReason.LENGTH)
-
-
-def test_a_graph_whose_context_is_full_ends() -> None:
-    pytest.importorskip("langgraph")
-    episode = create_kind(parse_episode({"name": "langgraph", "graph": f"{__name__}:react"})).create()
-    outcome = asyncio.run(episode.run(ROW, Full([CALL])))
-    assert (outcome.reward, outcome.finish_reason) == (None, FinishReason.LENGTH)
 
 
 def test_environments_that_cannot_work_are_refused() -> None:

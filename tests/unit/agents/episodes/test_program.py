@@ -12,10 +12,12 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from interlace.agents.episodes import program_groups
 from interlace.agents.episodes.program import REST_WITHIN_S, _end_streams
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import Message
@@ -273,6 +275,33 @@ def test_programs_end_with_their_process_after_the_process_that_kills_them_was_r
     _wait_for_the_end(last)
     assert _is_alive(removed)
     os.kill(removed, signal.SIGKILL)
+
+
+def test_a_line_that_was_cut_ends_no_group() -> None:
+    """If the process is killed while it writes +12345, the other process read +12, and killed group 12."""
+    program = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        killer = [sys.executable, "-I", "-S", program_groups.__file__]
+        subprocess.run(killer, input=f"+{program.pid}".encode(), check=True)
+        time.sleep(0.1)
+        assert _is_alive(program.pid)
+        subprocess.run(killer, input=f"+{program.pid}\n".encode(), check=True)
+        assert program.wait(5) == -signal.SIGKILL
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_a_command_runs_to_its_end_if_no_further_process_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error came again in the cleanup, which left the streams and the process of the command."""
+    groups = program_groups.ProgramGroups()
+
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process is free")
+
+    monkeypatch.setattr(program_groups, "subprocess", SimpleNamespace(Popen=fail, PIPE=-1, DEVNULL=-3))
+    monkeypatch.setattr("interlace.agents.episodes.program.program_groups", lambda: groups)
+    assert outcome(ScriptedSession([]), command=["echo", "done"]).text == "done"
 
 
 def test_a_command_whose_interpreter_is_missing_fails_its_sample(tmp_path: Path) -> None:

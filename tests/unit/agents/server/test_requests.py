@@ -80,6 +80,7 @@ def test_an_unknown_field_that_is_null_counts_as_left_out(model: type[RequestMod
         (MessagesRequest, "output_format", JSON_FORM, None),
         (MessagesRequest, "thinking", {"type": "enabled", "budget_tokens": 9}, {"type": "disabled"}),
         (MessagesRequest, "context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, {}),
+        (MessagesRequest, "context_management", {"edits": 5}, {"edits": None}),
         (MessagesRequest, "tool_choice", {"type": "any"}, {"type": "auto"}),
         (CountRequest, "temperature", 1.0, None),
     ],

@@ -12,9 +12,11 @@ import pytest
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.robots.envs import fleet as fleet_module
 from interlace.robots.envs import load
-from interlace.robots.envs.fleet import EnvFleet
+from interlace.robots.envs.fleet import EnvFleet, check_saves
 from interlace.robots.envs.load import EnvConfig
+from interlace.robots.envs.pool import EnvPool
 from interlace.rollouts.envs.jobs import SlotChunk, SlotJob, Start
 from interlace.rollouts.envs.spec import SimulatorError
 from interlace.rollouts.session import EpisodeSession, SessionLimits
@@ -49,6 +51,13 @@ class Asleep(Walk):
     def __init__(self, settings: WalkSettings, task: str) -> None:
         time.sleep(1000)
         super().__init__(settings, task)
+
+
+class Unsaved(Walk):
+    """An environment whose save fails."""
+
+    def save(self) -> object:
+        raise TypeError("cannot pickle a renderer")
 
 
 class Alone:
@@ -300,3 +309,23 @@ def test_what_cannot_be_made_is_said_at_the_start() -> None:
             await fleet.start()
 
     with_fleet(use, tasks=["left", "left"])
+
+
+def test_a_simulator_whose_save_fails_is_refused() -> None:
+    """Its error was taken for one of the episode, so a run lost each episode that it offloaded."""
+    config = EnvConfig(family="tests.unit.robots.envs.test_fleet:Unsaved", settings={"tasks": ["left"], "horizon": 3})
+    with pytest.raises(UserError, match=r"the state of task 'left': .*schedule.placement.env=host"):
+        check_saves(config)
+
+
+def test_saves_of_a_family_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[EnvConfig] = []
+
+    def start(config: EnvConfig) -> EnvPool:
+        started.append(config)
+        return EnvPool(config)
+
+    monkeypatch.setattr(fleet_module, "EnvPool", start)
+    for num_envs in (2, 3):
+        check_saves(EnvConfig(family=WALK, settings={"tasks": ["left"], "horizon": 7}, num_envs=num_envs))
+    assert len(started) == 1
