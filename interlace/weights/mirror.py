@@ -27,13 +27,13 @@ class Mirror:
         self._spare: Blocks = {} if is_served else self._blocks
         """Blocks that the next version is written into."""
         self._versions: dict[int, tuple[int, str]] = {}
-        """Trainer rank -> version and hash of its part in the blocks."""
+        """Trainer rank -> version and chain_hash of its part in the blocks."""
         self._next: dict[int, tuple[int, str]] = {}
         """The same for the version that is being read."""
 
     def holds(self, part: WeightPart) -> bool:
-        """Returns True if the blocks are of this part."""
-        return self._versions.get(part.rank) == (part.version, part.checksum)
+        """Returns True if the blocks have the version and the chain_hash of this part."""
+        return self._versions.get(part.rank) == (part.version, part.chain_hash)
 
     def apply(
         self, steps: Sequence[WeightPart], moves: Sequence[Move], given: Sequence[Sequence[Sequence[Tensor]]]
@@ -55,7 +55,7 @@ class Mirror:
                 made = decoder.decode(shards[move.name], move.box, pieces, base)
                 if step.base is None:
                     self._write_block((rank, move), made)
-        self._next[rank] = steps[-1].version, steps[-1].checksum
+        self._next[rank] = steps[-1].version, steps[-1].chain_hash
         if not self._is_served:
             self.commit()
         return [self._spare[rank, move] for move in moves]

@@ -79,6 +79,9 @@ class WeightPart:
     """Address of the content; its type depends on the transport."""
     checksum: str
     """Hash of the content."""
+    chain_hash: str
+    """Hash of the version's tensors by their origin: for a delta, of its base's chain_hash and its own checksum; else
+    the checksum. Deltas with equal content on different tensors differ in it."""
     frozen: bool = True
     """False if the content is the trainer's memory, which its next update changes."""
     num_bytes: int = 0
@@ -98,7 +101,17 @@ class WeightPart:
     def simulated(cls, version: int, *, is_adapter: bool = False) -> "WeightPart":
         """Makes a part without content, for a simulated trainer."""
         base = AdapterBase(scale=1.0, is_turned=False, shards=(), checksum="") if is_adapter else None
-        return cls(version=version, rank=0, shards=(), transport="", codec="", source=None, checksum="", adapter=base)
+        return cls(
+            version=version,
+            rank=0,
+            shards=(),
+            transport="",
+            codec="",
+            source=None,
+            checksum="",
+            chain_hash="",
+            adapter=base,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from interlace.weights.codecs.base import codec_named
 from interlace.weights.config import BY_PLACE, WeightsConfig
 from interlace.weights.ref import AdapterBase, Route, WeightPart
@@ -76,6 +78,7 @@ class WeightWriter:
             codec=parcel.codec,
             source=sent.source,
             checksum=sent.checksum,
+            chain_hash=sent.checksum if parcel.base is None else self._extend_chain(sent.checksum),
             frozen=sent.frozen or copy,
             num_bytes=parcel.num_bytes,
             base=parcel.base,
@@ -86,6 +89,10 @@ class WeightWriter:
         )
         self._keep_parts(part)
         return part
+
+    def _extend_chain(self, checksum: str) -> str:
+        """Returns the chain_hash of a delta to the previous version. checksum: of the delta."""
+        return xxhash.xxh3_128_hexdigest(f"{self._chain[-1].chain_hash} {checksum}".encode())
 
     def _keep_parts(self, part: WeightPart) -> None:
         """Keeps the parts that a reader of this version or of the previous one may request."""

@@ -28,7 +28,14 @@ def check_transfer(speed: DeviceSpeed) -> Iterator[GpuResult]:
     sent = sender.send(parcel, 1, copy=True)
     send_s = time.perf_counter() - start_s
     part = WeightPart(
-        version=1, rank=0, shards=(), transport="cuda_ipc", codec="raw", source=sent.source, checksum=sent.checksum
+        version=1,
+        rank=0,
+        shards=(),
+        transport="cuda_ipc",
+        codec="raw",
+        source=sent.source,
+        checksum=sent.checksum,
+        chain_hash=sent.checksum,
     )
     context = get_context("spawn")
     ours, theirs = context.Pipe()

@@ -231,16 +231,27 @@ def _is_in_eight_bits(recipe: Recipe) -> bool:
     return isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
 
 
-def _joins_versions(recipe: Recipe, devices: tuple[Device, ...]) -> bool:
-    """Returns whether servers on cores read, join or decode a version in separate memory while they generate."""
+def _count_version_copies(recipe: Recipe, devices: tuple[Device, ...]) -> int:
+    """Returns the number of copies of the weights that an engine holds at a swap of versions: an upper bound.
+
+    It is 1 except for a server on cores that does not serve from the trainer's shared memory.
+    """
     if not isinstance(recipe.rollout, InterlaceConfig):
-        return False
+        return 1
     placed = recipe.schedule.resolved.instances
     actor, engine = (placed(role, devices)[0] for role in ("actor", ENGINE))
     ranks = num_ranks(recipe, "actor", actor)
     is_split = ranks > mesh_shape(recipe, "actor", ranks).replicate
-    is_shared = recipe.weights.transport in (BY_PLACE, "shared_memory")
-    return engine[0].pool == "cpu" and (is_split or not is_shared or recipe.weights.codec != "raw")
+    transport, codec = recipe.weights.transport, recipe.weights.codec
+    is_shared, is_made = transport in (BY_PLACE, "shared_memory"), is_split or codec != "raw"
+    if engine[0].pool != "cpu" or (is_shared and not is_made):
+        return 1
+    copies = 2  # the served version and the next one
+    if codec == "delta" and is_split:
+        copies += 2  # tensors are joined from the blocks of both versions, which deltas are applied to
+    if transport == "gloo" and is_made:
+        copies += 1 if codec == "int8" else 2  # the received parts of a version stay until the next one is loaded
+    return copies
 
 
 def working_bytes(workers: Sequence[WorkerMemory]) -> Mapping[str, int]:
@@ -287,10 +298,10 @@ def _list_roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple
     if loads.num_adapted:
         older = recipe.schedule.resolved.adapters_beside
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
-    weights = size.weight_bytes + count_copied_bytes(recipe, loads)
-    if _joins_versions(recipe, devices):
-        weights += size.weight_bytes
-        how += " + the next version"
+    copies = _count_version_copies(recipe, devices)
+    weights = copies * size.weight_bytes + count_copied_bytes(recipe, loads)
+    if copies > 1:
+        how += " + the next version" + (f" + {copies - 2} copies that both are made from" if copies > 2 else "")
     roles = [_Role(name=ENGINE, num_bytes=weights, kv_bytes=kv_bytes, how=how)]
     if kind.num_addresses is not None or is_offline(recipe):
         roles = []  # servers elsewhere, or no engine

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -157,8 +158,6 @@ def test_a_delta_that_was_changed_on_the_way_or_lacks_its_base_is_refused(tmp_pa
             taken(reader, ref)
         part.source.tensors["embed#values"][0] ^= 1  # type: ignore[attr-defined]
         assert_equal(taken(reader, ref), second)
-        from dataclasses import replace
-
         with pytest.raises(InterlaceError, match="is a delta on version 0"):
             taken(WeightReader(), WeightRef(version=1, parts=(replace(part, behind=()),)))
         left_out = replace(part, behind=tuple(replace(each, source=None) for each in part.behind))
@@ -177,6 +176,24 @@ def test_a_delta_is_not_applied_to_a_version_of_the_same_number_from_another_tra
                 if version == last:
                     assert_equal(taken(reader, ref), current)
                 current = stepped(current, version, 0.02)
+    reader.close()
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_an_equal_delta_of_another_trainer_does_not_make_its_version_known(tmp_path: Path, is_served: bool) -> None:
+    """A step at learning rate 0 gives an empty delta, which is equal in every run."""
+    reader = WeightReader(is_served=is_served)
+    with ends(tmp_path, "object_store", "delta") as (writer, _):
+        for version in range(2):
+            taken(reader, publish(writer, version, weights(0)))
+    with ends(tmp_path, "object_store", "delta") as (writer, _):
+        for version in range(2):
+            assert publish(writer, version, weights(10)).parts[0].codec == ("delta" if version else "raw")
+        expected = stepped(weights(10), 2, 0.02)
+        [part] = publish(writer, 2, expected).parts
+        with pytest.raises(InterlaceError, match="is a delta on version 1"):
+            taken(reader, WeightRef(version=2, parts=(replace(part, behind=part.behind[1:]),)))
+        assert_equal(taken(reader, WeightRef(version=2, parts=(part,))), expected)
     reader.close()
 
 

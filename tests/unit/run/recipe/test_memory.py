@@ -63,7 +63,14 @@ def test_the_cache_of_vllm_is_forecast_as_it_is_allocated() -> None:
         (("actor.ranks=2",), 2),
         (("weights.codec=cast",), 2),
         (("weights.codec=delta",), 2),
+        (("weights.codec=int8", "actor.ranks=2"), 2),
+        (("weights.codec=delta", "actor.ranks=2"), 4),
         (("weights.transport=folder", "weights.folder=versions"), 2),
+        (("weights.transport=gloo",), 2),
+        (("weights.transport=gloo", "weights.codec=int8"), 3),
+        (("weights.transport=gloo", "actor.ranks=2"), 4),
+        (("weights.transport=gloo", "weights.codec=delta"), 4),
+        (("weights.transport=gloo", "weights.codec=delta", "actor.ranks=2"), 6),
     ],
 )
 def test_a_server_that_reads_joins_or_decodes_versions_holds_the_next_one_beside(
@@ -77,7 +84,8 @@ def test_a_server_that_reads_joins_or_decodes_versions_holds_the_next_one_beside
     engine = next(each for each in found if each.worker.startswith("rollout"))
     size = loads.size
     assert engine.num_bytes == copies * size.weight_bytes + 4096 * size.kv_bytes_per_token
-    assert ("the next version" in engine.how) == (copies == 2)
+    assert ("the next version" in engine.how) == (copies > 1)
+    assert (f"{copies - 2} copies" in engine.how) == (copies > 2)
 
 
 def test_a_run_on_rows_starts_with_the_forecast_that_was_checked() -> None:

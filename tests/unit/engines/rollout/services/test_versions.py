@@ -199,6 +199,7 @@ def test_a_text_that_is_not_a_manifest_is_refused() -> None:
         "codec": "raw",
         "source": {},
         "checksum": "",
+        "chain_hash": "",
     }
     texts: list[JSON] = [{}, [], {"version": 1, "parts": [{}]}, {"version": 1, "parts": [part]}]
     for text in texts:
