@@ -185,10 +185,11 @@ def start_and_wait() -> None:
     folder = make_shared_folder()
     assert folder is not None
     ours, theirs = socket.socketpair()
-    fork_servers(()).start("child", _serve_run, (theirs,))
+    process = fork_servers(()).start("child", _serve_run, (theirs,))  # a process without a reference may end
     child, server = ours.recv(100).decode().split()
     print(folder.path, child, server, flush=True)
     time.sleep(600)
+    process.join()
 
 
 def _serve_run(connection: socket.socket) -> None:
