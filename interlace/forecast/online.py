@@ -204,7 +204,7 @@ class OnlinePlanner:
             )
 
     def _refit_lengths(self, search_s: float) -> PlanRequest:
-        """Returns the request with the response lengths of recent steps, and a search of so many seconds."""
+        """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
         simulation = self._request.simulation
         profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])
         settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
