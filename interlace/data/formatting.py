@@ -13,6 +13,7 @@ from interlace.core.types import JSON, Prompt
 from interlace.data.chat import as_text, with_last
 from interlace.data.config import PromptFormat
 from interlace.data.rows import Row
+from interlace.models.token_text import drop_added_end
 from interlace.models.typed_tags import TypedTags, special_tags
 
 if TYPE_CHECKING:
@@ -136,11 +137,7 @@ def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -
     ids: list[list[int]] = tokenizer(list(texts))["input_ids"]
     begins_twice = 2 * [tokenizer.bos_token_id]
     ids = [tokens[1:] if tokens[:2] == begins_twice else tokens for tokens in ids]
-    for place, tokens in enumerate(ids):
-        if tokens[-1:] == [tokenizer.eos_token_id]:
-            bare = tokenizer(texts[place], add_special_tokens=False)["input_ids"]
-            ids[place] = tokens if tokens[-len(bare) :] == bare else tokens[:-1]  # an end token in the text stays
-    return ids
+    return [drop_added_end(tokenizer, text, tokens) for text, tokens in zip(texts, ids, strict=True)]
 
 
 def _check_characters(row: Row, text: str, what: str) -> None:

@@ -57,8 +57,7 @@ class OnlinePlanner:
         """
         self._request, self._accepts = request, accepts
         self._schedule = schedule
-        self._noise = request.simulation.profile.step_noise
-        self._rule = Replanner(predicted_s, noise=self._noise)
+        self._rule = Replanner(predicted_s, noise=request.simulation.profile.step_noise)
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._version = -1
         self._pool: Pool | None = None
@@ -146,7 +145,7 @@ class OnlinePlanner:
         began_s = time.perf_counter()
         decision = self._table.decide(self._schedule, fmean(lengths))
         self.decision_s = time.perf_counter() - began_s
-        if decision and decision.pays(self._noise) and self._may_become(decision.schedule):
+        if decision and decision.pays(self._rule.noise) and self._may_become(decision.schedule):
             self._next = decision
             progress.say(
                 f"changing the schedule in place: responses of {fmean(lengths):.0f} tokens, {decision.current_s:.3g} s "

@@ -78,6 +78,17 @@ def _decode_ids(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str
     return found if isinstance(found, str) else "".join(found)
 
 
+def drop_added_end(tokenizer: "PreTrainedTokenizerBase", text: str, token_ids: list[int]) -> list[int]:
+    """Returns the tokens of a text without the end token that some tokenizers add: a model continues the text.
+
+    token_ids: of the text, with the tokenizer's special tokens. An end token that the text itself spells stays.
+    """
+    if token_ids[-1:] != [tokenizer.eos_token_id]:
+        return token_ids
+    bare = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return token_ids if token_ids[-len(bare) :] == bare else token_ids[:-1]
+
+
 class TokenBytes:
     """Bytes of the tokens of a tokenizer."""
 

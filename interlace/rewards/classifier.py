@@ -10,7 +10,7 @@ from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
-from interlace.models.typed_tags import special_tags
+from interlace.models.typed_tags import TypedTags, special_tags
 from interlace.rewards.config import MODEL, RewardConfig
 from interlace.rewards.shaping import shape_result
 
@@ -29,6 +29,7 @@ class ModelScorer:
         self._config, self._settings, self._device = config, config.model, device
         loaded = load_classifier(config.model)
         self._model, self._tokenizer, self._context = loaded.model, loaded.tokenizer, loaded.context
+        self._tags = special_tags(self._tokenizer)
         self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
         self.residence = Residence(self._model.device, {WEIGHTS: self._model._apply})
         """Place of the weights."""
@@ -64,7 +65,7 @@ class ModelScorer:
         """Returns the tokens of a sample, and the reason why the model cannot read them; None if it can."""
         chat = self._settings.chat_template
         try:
-            tokens = _encode_text(self._tokenizer, sample.prompt, sample.text, chat_template=chat)
+            tokens = _encode_text(self._tokenizer, self._tags, sample.prompt, sample.text, chat_template=chat)
         except UserError as error:
             return [], str(error)
         if self._context is not None and len(tokens) > self._context:
@@ -85,21 +86,21 @@ class ModelScorer:
 
 
 def encode_scored(
-    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
+    tokenizer: "PreTrainedTokenizerBase", tags: TypedTags, prompt: Prompt, response: str, *, chat_template: bool
 ) -> list[int]:
     """Returns the tokens of a prompt and a response up to the one at which transformers' classifiers compute the score.
 
     That is the last token which is not the pad token: if the end token is the pad token, it is the token before the end
-    token. chat_template: writes the conversation by the chat template of the tokenizer, if it has one. Raises UserError
-    if the template refuses the conversation.
+    token. tags: the special tokens of the tokenizer. chat_template: writes the conversation by the chat template of the
+    tokenizer, if it has one. Raises UserError if the template refuses the conversation.
     """
-    tokens = _encode_text(tokenizer, prompt, response, chat_template=chat_template)
+    tokens = _encode_text(tokenizer, tags, prompt, response, chat_template=chat_template)
     read = [place for place, token in enumerate(tokens, start=1) if token != tokenizer.pad_token_id]
     return tokens[: read[-1] if read else 1]
 
 
 def _encode_text(
-    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, response: str, *, chat_template: bool
+    tokenizer: "PreTrainedTokenizerBase", tags: TypedTags, prompt: Prompt, response: str, *, chat_template: bool
 ) -> list[int]:
     """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored().
 
@@ -108,7 +109,6 @@ def _encode_text(
     """
     if not (chat_template and tokenizer.chat_template):
         return list(tokenizer(prompt.text + response)["input_ids"])
-    tags = special_tags(tokenizer)
     conversation = [to_mapping(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text}]
     turns = [*map(tags.hold_message, conversation), {"role": "assistant", "content": tags.hold(response)}]
     # The template writes the special tokens, so it makes text first. Its annotation has no messages with calls.

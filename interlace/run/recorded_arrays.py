@@ -1,4 +1,4 @@
-"""Check that the arrays and actions of a data set are those of the recipe's robot."""
+"""Check that a data set has the arrays and actions of the recipe's robot."""
 
 from interlace.core.errors import UserError
 from interlace.models.action_tokens import ActionTokens

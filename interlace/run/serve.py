@@ -17,7 +17,7 @@ from interlace.core.errors import ContextFullError, UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
 from interlace.models.loading import load_tokenizer
-from interlace.models.token_text import TokenBytes
+from interlace.models.token_text import TokenBytes, drop_added_end
 from interlace.rollouts.base import Session
 from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.pool import EnginePool
@@ -143,10 +143,7 @@ class TokenizerCodec:
                 f"the prompt has {len(text)} characters, which are at least {fewest} tokens, and an engine holds "
                 f"{self._max_tokens} of one sequence. Shorten it, or raise rollout.max_tokens."
             )
-        found = list(self._tokenizer.encode(text))
-        if found[-1:] == [self._tokenizer.eos_token_id]:
-            bare = self._tokenizer.encode(text, add_special_tokens=False)
-            found = found if found[-len(bare) :] == bare else found[:-1]
+        found = drop_added_end(self._tokenizer, text, list(self._tokenizer.encode(text)))
         bos = self._tokenizer.bos_token_id
         has_two = bos is not None and found[:2] == [bos, bos]
         return found[1:] if has_two and text.startswith(str(self._tokenizer.bos_token)) else found

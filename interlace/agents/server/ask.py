@@ -200,6 +200,7 @@ def logprobs_of(turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
     """Writes the log-probs of the distribution that was sampled from, in the chat form."""
     content: list[JSON] = []
     for token, logprob in zip(turn.token_ids.tolist(), turn.logprobs.tolist(), strict=True):
-        name, spelled = token_name(token, codec), list(spell_token(token, codec))
-        content.append({"token": name, "logprob": logprob, "bytes": spelled, "top_logprobs": []})
+        spelled = spell_token(token, codec)
+        name = spelled.decode(errors="replace")
+        content.append({"token": name, "logprob": logprob, "bytes": list(spelled), "top_logprobs": []})
     return {"content": content, "refusal": None}

@@ -115,20 +115,19 @@ class _Search:
         asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
         self._fine = self._choose_fidelity(asked[: SURE + 1])
         fine = self._score_all(self._select_affordable(asked, self._fine, 1.0), self._fine)
+        scores = {**middle, **fine}
         plans = {each: self._make_plan(each, found) for each, found in fine.items()}
         closest = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
         others = [each for each in inside if each not in fine and each not in self._refused]
         rest = [self._make_plan(each, middle[each]) for each in others]
         ranked = [*closest, *rest]
         if not ranked:  # a plan within the limits at coarse fidelity may exceed them at a finer one
-            self._feasible.refuse({**middle, **fine}, self._refused)
+            self._feasible.refuse(scores, self._refused)
         return SearchResult(
             ranked=ranked,
             tied=select_tied(closest or ranked[:1], self._problem.profile.step_noise),
             baseline=plans.get(presets[BASELINE]) or self._find_plan(presets[BASELINE]),
-            current=plans.get(current) or (self._make_plan(current, middle[current]) if current in middle else None)
-            if current
-            else None,
+            current=self._make_plan(current, scores[current]) if current in scores else None,
             front=pareto(ranked),
             why_not=self._why_not(presets, ranked[0]),
             num_scored=self._num_scored,

@@ -31,7 +31,7 @@ class Replanner:
 
     def __init__(self, predicted_s: float, *, noise: float = 0.0) -> None:
         """noise: relative difference in speed that the profile cannot resolve; see `Profile.step_noise`."""
-        self.predicted_s, self._noise = predicted_s, noise
+        self.predicted_s, self.noise = predicted_s, noise
         self.switch_s = math.inf
         """Measured seconds of a change; infinite until the first measurement."""
         self._ratios: deque[float] = deque(maxlen=RECENT)
@@ -73,7 +73,7 @@ class Replanner:
         """
         saved_s = (predicted_s - best_s) * self.ratio * self.predicted_s / predicted_s
         pays = saved_s * steps_left > PAYS_BACK * self.switch_s
-        wants = is_faster(best_s, predicted_s, noise=self._noise) and pays
+        wants = is_faster(best_s, predicted_s, noise=self.noise) and pays
         self._asked = self._asked + 1 if wants else 0
         self._restart_window(predicted_s)
         return self._asked >= 2

@@ -163,7 +163,7 @@ def read_spec(config: EnvConfig) -> EnvSpec:
 
     May be called while an event loop runs. Raises UserError for a family, settings or a task that cannot work.
     """
-    return _spec_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
+    return _spec_of(_write_single(config))
 
 
 def check_saves(config: EnvConfig) -> None:
@@ -171,13 +171,12 @@ def check_saves(config: EnvConfig) -> None:
 
     Executes an action of each task in a short-lived process. May be called while an event loop runs.
     """
-
-    _check_saves_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
+    _check_saves_of(_write_single(config))
 
 
 @cache
 def _spec_of(config: str) -> EnvSpec:
-    return _use_single(EnvConfig.model_validate_json(config), EnvFleet.start)
+    return _use_fleet(config, EnvFleet.start)
 
 
 @cache
@@ -187,7 +186,7 @@ def _check_saves_of(config: str) -> None:
         for task in range(len(spec.tasks)):
             await _check_save(fleet, spec, task)
 
-    _use_single(EnvConfig.model_validate_json(config), check_tasks)
+    _use_fleet(config, check_tasks)
 
 
 async def _check_save(fleet: EnvFleet, spec: EnvSpec, task: int) -> None:
@@ -208,11 +207,16 @@ async def _check_save(fleet: EnvFleet, spec: EnvSpec, task: int) -> None:
             ) from error
 
 
-def _use_single(config: EnvConfig, use: Callable[[EnvFleet], Coroutine[Any, Any, T]]) -> T:
-    """Returns the result of a function that uses a single environment in a short-lived process."""
+def _write_single(config: EnvConfig) -> str:
+    """Returns the settings of a single environment as JSON, which a cache can compare."""
+    return config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json()
+
+
+def _use_fleet(config: str, use: Callable[[EnvFleet], Coroutine[Any, Any, T]]) -> T:
+    """Returns the result of a function that uses environments in a short-lived process. config: settings as JSON."""
 
     async def run() -> T:
-        fleet = EnvFleet(config.model_copy(update={"num_envs": 1, "workers": 1}))
+        fleet = EnvFleet(EnvConfig.model_validate_json(config))
         try:
             return await use(fleet)
         finally:

@@ -9,6 +9,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt, Sample
 from interlace.data.warmup import load_demonstrator
 from interlace.models.loading import load_tokenizer
+from interlace.models.typed_tags import special_tags
 from interlace.rewards.classifier import encode_scored
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.offline_rows import RowEncoder
@@ -28,7 +29,8 @@ def encode_rows(
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     written, scores = recipe.task.demonstrations, None
     if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
-        scores = partial(encode_scored, tokenizer, chat_template=recipe.task.format.chat_template)
+        tags = special_tags(tokenizer)
+        scores = partial(encode_scored, tokenizer, tags, chat_template=recipe.task.format.chat_template)
     encoder = RowEncoder(
         kind=algorithm.rows,
         tokenizer=tokenizer,

@@ -15,8 +15,8 @@ from interlace.data.config import PromptFormat
 from interlace.data.formatting import render
 from interlace.data.rows import Row
 from interlace.models.loading import load_tokenizer
-from interlace.models.token_text import lossy_text
-from interlace.models.typed_tags import special_tags
+from interlace.models.token_text import drop_added_end, lossy_text
+from interlace.models.typed_tags import TypedTags, special_tags
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import prompt_writer
 
@@ -35,7 +35,7 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
     """
     if not recipe.reference.context:
         return None
-    write = prompt_writer(recipe, tokenizer)
+    write, tags = prompt_writer(recipe, tokenizer), special_tags(tokenizer)
     style = PromptFormat(template=recipe.reference.context)
 
     def read(prompt: Prompt) -> Prompt:
@@ -52,7 +52,7 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
             start = _count_start_tokens(tokenizer, prompt)
             return replace(prompt, token_ids=np.insert(prompt.token_ids, start, np.array(ids, np.int32)))
         longer = _put_before_last(prompt.messages, context)
-        ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, longer, prompt.tools)
+        ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, tags, longer, prompt.tools)
         return replace(prompt, token_ids=np.array(ids, np.int32))
 
     return read
@@ -79,14 +79,13 @@ def text_reader(
     A chat is written with the teacher's chat template and the tools of its row, if the teacher has a template; other
     prompts are their text. variables: of the chat template, as for the policy.
     """
+    tags = special_tags(teacher)
 
     def read(prompt: Prompt) -> Prompt:
         if prompt.messages and teacher.chat_template:
-            ids = _chat_ids(teacher, prompt.messages, prompt.tools, variables)
+            ids = _chat_ids(teacher, tags, prompt.messages, prompt.tools, variables)
             return replace(prompt, token_ids=np.array(ids, np.int32))
-        ids = teacher(prompt.text, add_special_tokens=True)["input_ids"]
-        end = teacher.eos_token_id
-        ids = ids[:-1] if ids and ids[-1] == end else ids  # some tokenizers end every text
+        ids = drop_added_end(teacher, prompt.text, teacher(prompt.text)["input_ids"])
         return replace(prompt, token_ids=np.array(ids, np.int32))
 
     return read
@@ -125,13 +124,13 @@ def _put_before_last(messages: Messages, context: str) -> Messages:
 
 def _chat_ids(
     tokenizer: "PreTrainedTokenizerBase",
+    tags: TypedTags,
     messages: Messages,
     tools: Sequence[ToolSpec] = (),
     variables: Mapping[str, bool | int | float | str] | None = None,
 ) -> list[int]:
     from interlace.data.chat_template_limits import render_chat  # imports jinja
 
-    tags = special_tags(tokenizer)
     written = [tags.hold_message(to_mapping(message)) for message in messages]
     shown = [tool_mapping(tool) for tool in tools] or None
     text = render_chat(tokenizer, written, tools=shown, add_generation_prompt=True, variables=variables)

@@ -12,6 +12,7 @@ from typing import Any
 
 from interlace.core.errors import RemoteError, UserError
 from interlace.core.processes import name_own_folder, remove_left_folders
+from interlace.core.tasks import is_cancelled
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.local.own_thread import OwnThread
@@ -93,7 +94,7 @@ class ThreadRank:
         except UserError:
             raise
         except RAISED as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             raise RemoteError(self._context.group, self._context.rank, method, traceback.format_exc()) from error
 
@@ -144,12 +145,3 @@ class LocalCluster(Cluster):
     def _patience_s(self) -> float:
         """Returns how long the end waits for a thread, which cannot be killed: as for a hang, or less in a hurry."""
         return HURRIED_S if self.tasks.hurries else self.watchdog.hang_after_s
-
-
-def _is_cancelled() -> bool:
-    """Returns whether the current task, if any, is being cancelled."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
-        return False
-    return task is not None and task.cancelling() > 0

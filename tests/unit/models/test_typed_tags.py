@@ -6,6 +6,7 @@ from tokenizers import AddedToken
 
 from interlace.core.messages import Message
 from interlace.models.tiny import build_tokenizer
+from interlace.models.typed_tags import special_tags
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import create_renderer
 from interlace.run.recipe.teacher_prompts import _chat_ids
@@ -18,7 +19,8 @@ def test_a_teacher_reads_a_typed_token_as_text() -> None:
     tokenizer = build_tokenizer(256, chat=True)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     messages = (Message(role="user", content=FORGED),)
-    assert _chat_ids(tokenizer, messages) == create_renderer(tokenizer, RendererConfig()).render(messages)
+    expected = create_renderer(tokenizer, RendererConfig()).render(messages)
+    assert _chat_ids(tokenizer, special_tags(tokenizer), messages) == expected
 
 
 def test_white_space_that_is_a_token_stays_a_token() -> None:

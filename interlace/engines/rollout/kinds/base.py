@@ -185,11 +185,11 @@ def make_private_folder() -> Path:
 
     Removes such folders that killed runs left.
     """
-    from interlace.engines.rollout.services.lease import hold_folder, remove_left_folders
+    from interlace.engines.rollout.services.lease import hold_folder, remove_unused_folders
 
     is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_PARENT
     parent = Path("/tmp" if is_long else tempfile.gettempdir())
-    remove_left_folders(parent, PRIVATE)
+    remove_unused_folders(parent, PRIVATE)
     private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=parent))
     hold_folder(private)
     return private

@@ -41,6 +41,10 @@ class ServerRecord(Config):
     def address(self) -> Address:
         return Address(url=self.url, key=self.key)
 
+    def make_lease(self, seconds: float = 0.0) -> ServerLease:
+        """Returns the lease of the server. seconds: see ServerLease."""
+        return ServerLease(seconds=seconds, record=Path(self.record), folder=Path(self.folder))
+
 
 class NotAdoptedError(InterlaceError):
     """An existing server is not adopted; the message contains the reason."""
@@ -87,7 +91,7 @@ def adopt_server(
     named = f"the server at {record.url} is not adopted"
     if record.record != str(file):
         raise NotAdoptedError(f"{named}: it belongs to the run of {record.record}")
-    lease = ServerLease(seconds=seconds, record=file, folder=Path(record.folder))
+    lease = record.make_lease(seconds)
     guard = lease.connect()
     if guard is None:
         _remove_folder(lease)
@@ -187,7 +191,7 @@ def _read_records(folder: Path) -> dict[int, ServerRecord]:
 def _is_running(record: ServerRecord) -> bool | None:
     """Returns whether a server runs. None if its folder does not exist here, because it is on another machine."""
     try:
-        lock = ServerLease(seconds=0.0, record=Path(record.record), folder=Path(record.folder)).lock()
+        lock = record.make_lease().lock()
     except OSError:
         return None
     if lock is not None:
@@ -218,7 +222,7 @@ def _end_lease(file: Path) -> None:
     with contextlib.suppress(OSError):
         file.unlink()
     if record is not None and record.record == str(file):  # a copy of a run's folder contains another run's server
-        _remove_folder(ServerLease(seconds=0.0, record=file, folder=Path(record.folder)))
+        _remove_folder(record.make_lease())
 
 
 def _describe_change(record: ServerRecord, wanted: ServerCommand) -> str:

@@ -132,8 +132,8 @@ async def _request_token(url: str, client: EngineClient) -> None:
 async def check_logprobs(client: EngineClient, wanted: WantedModel) -> None:
     """Raises UserError if a server returns log-probs of the model instead of log-probs of the sampled distribution.
 
-    The check samples at a temperature near 0. It skips tokens whose probability is that of a uniform distribution,
-    which has the same log-probs at each temperature.
+    The check samples at a temperature near 0. It skips tokens of a uniform distribution, which has the same log-probs
+    at each temperature.
     """
     uniform = -math.log(wanted.vocab_size)
     request = Request(uid="check of log-probs", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=COLD)

@@ -124,7 +124,7 @@ def release_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def remove_left_folders(parent: Path, prefix: str) -> None:
+def remove_unused_folders(parent: Path, prefix: str) -> None:
     """Removes the private folders that neither a run nor a guard uses, such as after a kill before a server's start.
 
     parent: folder of the private folders. prefix: of their names. A folder without the file of hold_folder() may be

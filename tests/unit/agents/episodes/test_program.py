@@ -253,7 +253,7 @@ def test_a_command_and_its_children_end_with_the_process_that_started_it(tmp_pat
     "replaced",
     [
         "groups._killer.kill(); groups._killer.wait()",
-        "groups._killer.send_signal(19); [groups.add(programs[0].pid) for _ in range(10000)]",
+        "groups._killer.send_signal(19); [groups.add(programs[0].pid) for _ in range(40_000)]",
     ],
 )
 def test_programs_end_with_their_process_after_the_process_that_kills_them_was_replaced(replaced: str) -> None:

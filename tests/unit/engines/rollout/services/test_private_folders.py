@@ -16,7 +16,7 @@ from interlace.engines.rollout.services.lease import (
     ServerLease,
     hold_folder,
     release_folder,
-    remove_left_folders,
+    remove_unused_folders,
 )
 from interlace.engines.rollout.services.process import ServerProcess
 from tests.support.killed_servers import close_servers, kill_run
@@ -60,7 +60,7 @@ def test_a_folder_whose_run_was_killed_before_the_start_of_its_server_is_removed
     for folder in (first, second):
         release_folder(folder)
         os.utime(folder, (0, 0))
-    remove_left_folders(temporary, base.PRIVATE)
+    remove_unused_folders(temporary, base.PRIVATE)
     assert not first.exists() and not second.exists()
 
 
@@ -68,10 +68,10 @@ def test_a_folder_is_not_removed_between_the_creation_and_the_lock_of_its_file(t
     folder = tmp_path / "server-new"
     folder.mkdir()
     (folder / OWNER).touch()
-    remove_left_folders(tmp_path, "server-")
+    remove_unused_folders(tmp_path, "server-")
     assert folder.exists()
     os.utime(folder, (0, 0))
-    remove_left_folders(tmp_path, "server-")
+    remove_unused_folders(tmp_path, "server-")
     assert not folder.exists()
 
 
@@ -87,7 +87,7 @@ def test_a_folder_of_another_program_stays(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "text").touch()
     os.utime(folder, (0, 0))
-    remove_left_folders(tmp_path, "server-")
+    remove_unused_folders(tmp_path, "server-")
     assert (folder / "text").exists()
 
 
@@ -95,21 +95,21 @@ def test_a_folder_of_a_guard_or_of_a_run_that_is_about_to_lock_it_stays(tmp_path
     folder = Path(tempfile.mkdtemp())  # pytest's folders are too deep for a socket file
     killed = kill_run(tmp_path / "rollout-0.json", folder, 600.0)
     os.utime(folder, (0, 0))
-    remove_left_folders(folder.parent, folder.name)
+    remove_unused_folders(folder.parent, folder.name)
     assert folder.exists()
     server = killed.adopt()
     assert isinstance(server, ServerProcess)
     server.stop()
     assert killed.has_ended()
     os.utime(folder, (0, 0))
-    remove_left_folders(folder.parent, folder.name)
+    remove_unused_folders(folder.parent, folder.name)
     assert folder.exists(), "the run may start its server again"
     server.remove_files()
     folder.mkdir()
-    remove_left_folders(folder.parent, folder.name)
+    remove_unused_folders(folder.parent, folder.name)
     assert folder.exists(), "it is new"
     os.utime(folder, (0, 0))
-    remove_left_folders(folder.parent, folder.name)
+    remove_unused_folders(folder.parent, folder.name)
     assert not folder.exists()
     close_servers(killed)
 
