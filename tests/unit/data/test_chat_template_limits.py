@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from interlace.data import chat_template_limits
 from interlace.data.chat_template_limits import ChatTemplateError, render_chat
 from interlace.models.tiny import build_tokenizer
 
@@ -70,3 +71,18 @@ def test_an_honest_template_writes_what_transformers_writes(template: str) -> No
     tokenizer.chat_template = template
     whole = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
     assert render_chat(tokenizer, MESSAGES, add_generation_prompt=True) == whole
+
+
+def test_time_in_which_a_rendering_waits_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine other processes take the time."""
+
+    class Waiting(str):
+        def strip(self, *_: object) -> str:
+            time.sleep(0.3)
+            return str(self)
+
+    monkeypatch.setattr(chat_template_limits, "MAX_SECONDS", 0.2)
+    tokenizer = build_tokenizer(64, chat=True)
+    tokenizer.chat_template = "{{ messages[0].content.strip() }}{{ messages[0].content ~ '!' }}"
+    messages = [{"role": "user", "content": Waiting("a")}]
+    assert render_chat(tokenizer, messages, add_generation_prompt=False) == "aa!"
