@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from interlace.agents.server.anthropic import count_ask
 from interlace.agents.server.body import Body
 from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import (
@@ -145,6 +146,17 @@ def test_messages_of_recent_claude_clients_are_read() -> None:
         assert said == [("system", "Be brief.\n\nTools: none."), ("user", "hi"), ("system", "Now in French.")]
 
     served(session, use)
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "right"),
+    [("system", "tool_use", "assistant"), ("system", "tool_result", "user"), ("user", "tool_use", "assistant")],
+)
+def test_a_tool_block_in_a_message_of_another_role_is_refused(role: str, kind: str, right: str) -> None:
+    """A first system message lost its calls without a word."""
+    messages = [{"role": role, "content": [{"type": kind, "name": "add", "id": "a"}]}, *ASK["messages"]]
+    with pytest.raises(ApiError, match=f"role {role} and has a block of type '{kind}': .* of the role {right}"):
+        count_ask(Body({"messages": messages}).read(CountRequest))
 
 
 def test_a_prefill_is_refused_by_messages() -> None:
