@@ -172,12 +172,12 @@ class ServedKind(EngineKind, ABC):
             command = self.command(ServerSite(folder=private / MODEL, site=site, address=address, size=size))
             record = record_file((site.logs or private).absolute(), site.instance)
             lease = ServerLease(seconds=self.config.lease_s if site.logs else 0.0, record=record, folder=private)
-            write_record(lease, address, command, describe_model(loaded), place=site.place)
+            log = write_record(lease, address, command, describe_model(loaded), place=site.place)
         except BaseException:
             shutil.rmtree(private, ignore_errors=True)
             release_folder(private)
             raise
-        return ServerProcess(command, address, lease, detaches=site.detaches)
+        return ServerProcess(command, address, lease, log=log, detaches=site.detaches)
 
 
 def make_private_folder() -> Path:

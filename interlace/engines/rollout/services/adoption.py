@@ -50,8 +50,9 @@ class NotAdoptedError(InterlaceError):
     """An existing server is not adopted; the message contains the reason."""
 
 
-def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str, *, place: str = "") -> None:
-    """Writes the record of a server that is about to start. model, place: see ServerRecord."""
+def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str, *, place: str = "") -> Path:
+    """Writes the record of a server that is about to start, and returns its log. model, place: see ServerRecord."""
+    log = log_file(lease)
     record = ServerRecord(
         record=str(lease.record),
         folder=str(lease.folder),
@@ -60,11 +61,12 @@ def write_record(lease: ServerLease, address: Address, command: ServerCommand, m
         model=model,
         arguments=tuple(command.arguments),
         environment=command.environment,
-        log=str(log_file(lease)),
+        log=str(log),
         place=place,
     )
     lease.record.parent.mkdir(parents=True, exist_ok=True)
     _write_private(lease.record, record)
+    return log
 
 
 def adopt_server(

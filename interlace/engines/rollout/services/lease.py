@@ -169,13 +169,13 @@ def find_record(engines: Path, private: Path) -> Path | None:
 
     engines: folder of the records of a run.
     """
-    return next((record for record in engines.glob(RECORDS) if names_folder(record, private)), None)
+    return next((record for record in engines.glob(RECORDS) if names_path(record, private)), None)
 
 
-def names_folder(record: Path, private: Path) -> bool:
-    """Returns whether a record names the private folder of a server. False if the record cannot be read."""
+def names_path(record: Path, path: Path) -> bool:
+    """Returns whether a record names a private folder or a log. False if the record cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return str(private) in record.read_text(encoding="utf-8")
+        return str(path) in record.read_text(encoding="utf-8")
     return False
 
 
