@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,14 @@ from pydantic import ValidationError
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import RECORDS, ServerLease, hold_folder, read_number, record_file
+from interlace.engines.rollout.services.lease import (
+    RECORDS,
+    ServerLease,
+    hold_folder,
+    read_number,
+    record_file,
+    remove_private_folder,
+)
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, log_file
 
 MOVED = RECORDS.replace("*", "moved-*")
@@ -212,7 +218,7 @@ def _remove_folder(lease: ServerLease) -> None:
     """Removes the folder of a server, which contains a whole model, if the guard was killed before it removed it."""
     with contextlib.suppress(OSError):
         if (lock := lease.lock()) is not None:
-            shutil.rmtree(lease.folder, ignore_errors=True)
+            remove_private_folder(lease.folder)
             os.close(lock)
 
 

@@ -10,7 +10,6 @@ It waits for its run as for one that adopts the server.
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 from interlace.core.processes import end_with_parent, kill_processes, read_stat
-from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease
+from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease, remove_private_folder
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
 DETACH = "--detach"
@@ -47,7 +46,7 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     status = child.wait()
     _end_group()  # a server that crashed leaves processes, which may hold a device
     if not is_owned.wait(CONNECT_S):  # a run that is connected needs the folder for another start
-        shutil.rmtree(lease.folder, ignore_errors=True)
+        remove_private_folder(lease.folder)
     return status
 
 
@@ -66,7 +65,7 @@ def _end_with_the_run(lease: ServerLease, is_owned: threading.Event) -> None:
             is_owned.clear()
         remove_stale_folders()
     finally:
-        shutil.rmtree(lease.folder, ignore_errors=True)
+        remove_private_folder(lease.folder)
         _end_group()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from interlace.engines.rollout.services.lease import (
     names_path,
     read_number,
     release_folder,
+    remove_private_folder,
 )
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
@@ -176,7 +176,7 @@ class ServerProcess:
         """Removes the private folder, and the record, unless a resumed run has replaced it by another server's."""
         if names_path(self.lease.record, self.lease.folder):
             self.lease.record.unlink(missing_ok=True)
-        shutil.rmtree(self.lease.folder, ignore_errors=True)
+        remove_private_folder(self.lease.folder)
         release_folder(self.lease.folder)
 
 
