@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.weights.plan import Box, Shard
-from interlace.weights.recording import Landing, join_landed, record_load, select_landings
+from interlace.weights.recording import Landing, find_unfilled, join_landed, record_load, select_landings
 from interlace.weights.ref import FACTORS
 from interlace.weights.shards import ShapedTensors, local_part, shards_of
 
@@ -92,12 +91,7 @@ class LandedWeights(ShapedTensors):
         super().__init__({shard.name: tuple(shard.box.size) for shard in needs})
         self._saved, self._needs = saved, {shard.name: shard for shard in needs}
         self._landings = select_landings(landings, needs)
-        lacking = [
-            shard.name
-            for shard in needs
-            if prod(shard.box.size) > sum(prod(piece.target_box.size) for piece in self._landings[shard.name])
-        ]
-        if lacking:
+        if lacking := find_unfilled(self._landings, needs):
             raise UserError(
                 f"the model's folder lacks {len(lacking)} weights ({', '.join(lacking[:3])} ...), which would be "
                 "random: is this the whole model, of that architecture?"
@@ -197,7 +191,8 @@ class SavedForm:
 def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SavedForm:
     """Traces transformers' saver on a model's tensors without content.
 
-    If the saver does more than cut, join and rename, the result has the model's names, which some programs do not read.
+    If the saver leaves out weights, or does more than cut, join and rename, the result has the model's names, which
+    some programs do not read.
     """
     import torch
     from transformers.core_model_loading import revert_weight_conversion
@@ -213,11 +208,18 @@ def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
         state = empty.state_dict()
     own = {shard.name: shard._replace(box=Box.of(shard.shape)) for shard in shards_of(state)}
     try:
-        landings = record_load(lambda given: revert_weight_conversion(empty, dict(given)), own)
+        back = _turn_back(record_load(lambda given: revert_weight_conversion(empty, dict(given)), own))
+        whole = not find_unfilled(select_landings(back, [*own.values()]), [*own.values()])
     except InterlaceError:
-        landings = record_load(dict, own)
-    back = tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
+        whole = False
+    if not whole:
+        back = _turn_back(record_load(dict, own))
     return SavedForm(landings=back, shapes=_measure_extents(back), config=config, tokenizer=tokenizer)
+
+
+def _turn_back(landings: Sequence[Landing]) -> tuple[Landing, ...]:
+    """Returns the landings of a saver's result in the model, from those of the model's tensors in the result."""
+    return tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
 
 
 def find_other_form(model: PreTrainedModel) -> SavedForm | None:

@@ -29,7 +29,7 @@ from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, allocate_file, content_hash, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
-from interlace.weights.recording import Landing, join_landed, select_landings
+from interlace.weights.recording import Landing, find_unfilled, join_landed, select_landings
 from interlace.weights.ref import WeightPart
 from interlace.weights.saved import SAVED_TYPES, SavedForm
 from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
@@ -158,6 +158,11 @@ def _list_blocks(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, Save
         each.source: TensorEntry(types[each.target], shapes[each.source]) for each in landings if each.target in types
     }
     pieces = select_landings(landings, shards)
+    if unfilled := find_unfilled(pieces, shards):
+        raise InterlaceError(
+            f"weights: the saved form of the model has no place for all of {', '.join(unfilled[:3])}. Take another "
+            "weights.transport, which keeps the model's own names."
+        )
     return {shard.name: SavedBlock(shard.box, pieces[shard.name]) for shard in shards}, saved
 
 

@@ -321,6 +321,31 @@ def test_a_version_folder_of_a_model_with_an_adapter_has_the_merged_layers(tmp_p
     assert_equal(taken(WeightReader(), publish(writer, 1, given)), given)
 
 
+def test_a_tensor_without_a_place_in_the_saved_form_is_refused(tmp_path: Path) -> None:
+    """An engine would have read memory without content."""
+    model = tiny_model("gpt2")
+    form = trace_saved_form(model)
+    cut = replace(form, landings=[each for each in form.landings if "ln_f.bias" not in each.target])
+    config = WeightsConfig(transport="folder", folder=str(tmp_path))
+    writer = WeightWriter(Route(transport="folder", config=config), form=lambda: cut)
+    with pytest.raises(InterlaceError, match=r"no place for all of transformer\.ln_f\.bias"):
+        publish(writer, 1, list_named_weights(model))
+
+
+def test_a_model_whose_saver_leaves_out_weights_is_written_with_its_own_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(_: object, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {f"saved.{name}": tensor for name, tensor in given.items() if "ln_f.bias" not in name}
+
+    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", save)
+    model = tiny_model("gpt2")
+    given = list_named_weights(model)
+    config = WeightsConfig(transport="folder", folder=str(tmp_path))
+    writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
+    assert_equal(taken(WeightReader(), publish(writer, 1, given)), given)
+
+
 def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ends(tmp_path, "folder") as (writer, reader):
         ref = publish(writer, 1, weights(1))
