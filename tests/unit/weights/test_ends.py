@@ -2,11 +2,13 @@
 
 import errno
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from interlace.weights.plan import Box, Shard
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Route, WeightRef
 from interlace.weights.saved import SavedWeights, trace_saved_form
+from interlace.weights.transports.gloo import PeerReceiver
 from interlace.weights.writer import WeightWriter
 from tests.unit.engines.train.models import tiny_model
 
@@ -195,6 +198,32 @@ def test_an_equal_delta_of_another_trainer_does_not_make_its_version_known(tmp_p
             taken(reader, WeightRef(version=2, parts=(replace(part, behind=part.behind[1:]),)))
         assert_equal(taken(reader, WeightRef(version=2, parts=(part,))), expected)
     reader.close()
+
+
+@pytest.mark.parametrize("codec", ["raw", "delta"])
+def test_received_parts_are_freed_when_no_tensor_uses_them(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed in memory until the next version was loaded, beside the blocks that were made of them."""
+    received: list[weakref.ref[Tensor]] = []
+    receive = PeerReceiver._receive_pieces
+
+    def receive_pieces(self: PeerReceiver, *given: Any) -> list[Tensor]:
+        made = receive(self, *given)
+        received.extend(map(weakref.ref, made))
+        return made
+
+    monkeypatch.setattr(PeerReceiver, "_receive_pieces", receive_pieces)
+    with ends(tmp_path, "gloo", codec) as (writer, reader):
+        current = weights(0)
+        for version in range(3):
+            with reader.open(publish(writer, version, current)) as read:
+                kept = {name: tensor.clone() for name, tensor in read.items()}
+                assert codec == "raw" or not any(each() is not None for each in received)
+            del read
+            assert received and not any(each() is not None for each in received)
+            assert_equal(kept, current)
+            current = stepped(current, version, 0.02)
 
 
 def test_a_delta_changes_no_block_that_an_engine_generates_with(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ class HostedEngine:
             if isinstance(source, WeightRef):
                 read = reading.enter_context(self._reader.open(source))
                 weights, frozen = {**read}, read.frozen
+                del read  # with the received parts of tensors that were joined or decoded
             else:  # The files may be written over later.
                 weights, frozen = {name: tensor.clone() for name, tensor in self._engine.open_folder(source)}, True
 

@@ -48,11 +48,17 @@ class Server:
         native = NativeEngine(load_model(MODEL).model, config=NativeConfig(max_tokens=256, max_running=2))
         self.model, self.hosted = native.model, HostedEngine(native, ServiceCapacity())
         self._loop = LoopThread("server")
-        url = self._loop.run(self._start())
-        self._link = ServerLink(lambda: connect(Address(url=url, key="key"), seed=0), SETTINGS)
-        self._link.open()
-        self.engine = ServiceEngine(self._link, ServedModel(limits=WIDE, manifest_transports=TRANSPORTS), REPORT)
+        self._url = self._loop.run(self._start())
+        self._engines: list[ServiceEngine] = []
+        self.engine = self.connect()
         self._reader = WeightReader()
+
+    def connect(self) -> ServiceEngine:
+        """Returns one more engine, of another run."""
+        link = ServerLink(lambda: connect(Address(url=self._url, key="key"), seed=0), SETTINGS)
+        link.open()
+        self._engines.append(ServiceEngine(link, ServedModel(limits=WIDE, manifest_transports=TRANSPORTS), REPORT))
+        return self._engines[-1]
 
     async def _start(self) -> str:
         app = web.Application()
@@ -72,7 +78,8 @@ class Server:
         assert not self.engine.recover()
 
     def close(self) -> None:
-        self.engine.close()
+        for engine in self._engines:
+            engine.close()
         self._loop.run(self._runner.cleanup())
         self._loop.run(self.hosted.close())
         self._loop.close()
@@ -120,6 +127,10 @@ def publish(writer: WeightWriter, version: int, tensors: Mapping[str, Tensor]) -
 
 def check_served(server: Server, expected: Mapping[str, Tensor]) -> None:
     assert not server.engine.health()
+    check_tensors(server, expected)
+
+
+def check_tensors(server: Server, expected: Mapping[str, Tensor]) -> None:
     for name, tensor in expected.items():
         assert torch.equal(server.model.get_parameter(name), tensor), name
 
@@ -143,6 +154,33 @@ def test_servers_that_join_late_miss_a_version_or_start_again_apply_deltas(
                     check_served(server, current)
             current = stepped(current, version)
     assert codecs == ["raw", "delta", "delta", "delta", "raw", "delta", "delta"]
+
+
+@pytest.mark.parametrize("transport", SENT)
+def test_deltas_of_a_run_are_not_applied_to_the_version_of_another_run_at_the_same_server(
+    tmp_path: Path, transport: str, start: Callable[[], Server]
+) -> None:
+    """Both runs begin with equal weights and count their versions alike. Neither sends what it believes to be read."""
+    server = start()
+    first, second = server.engine, server.connect()
+    with trainer(tmp_path / "a", transport, "delta") as one, trainer(tmp_path / "b", transport, "delta") as other:
+        held: dict[str, Tensor] = {}
+        current = {"a": weights(1), "b": weights(1)}
+        num_lost = 0
+        for version in range(1, 8):
+            for name, writer, engine in (("a", one, first), ("b", other, second)):
+                ref = publish(writer, version, current[name])
+                engine.pull_weights(ref, "recompute", WeightReader())
+                if engine.health():  # the server has refused the delta, and serves what it served
+                    num_lost += 1
+                    check_tensors(server, held)
+                    assert not engine.recover()
+                    engine.pull_weights(ref, "recompute", WeightReader())
+                assert not engine.health()
+                held = current[name]
+                check_tensors(server, held)
+                current[name] = stepped(held, version + (100 if name == "b" else 0))
+        assert num_lost >= 8
 
 
 @pytest.mark.parametrize("codec", ["raw", "cast", "int8"])
