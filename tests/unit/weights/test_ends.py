@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -224,6 +225,25 @@ def test_received_parts_are_freed_when_no_tensor_uses_them(
             assert received and not any(each() is not None for each in received)
             assert_equal(kept, current)
             current = stepped(current, version, 0.02)
+
+
+def test_a_trainer_at_the_port_of_an_earlier_one_is_called_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server outlives its run. The connection to the earlier trainer was used for the later one."""
+    with ends(tmp_path, "gloo") as (writer, reader):
+        ref = publish(writer, 1, weights(1))
+        assert_equal(taken(reader, ref), weights(1))
+        writer.close()
+        source, listen = ref.parts[0].source, socket.create_server
+        monkeypatch.setattr(socket, "create_server", lambda _: listen((source.host, source.port)))  # type: ignore[attr-defined]
+        with ends(tmp_path, "gloo") as (later, _):
+            assert_equal(taken(reader, publish(later, 1, weights(2))), weights(2))
+            assert len(reader._receivers["gloo"]._calls) == 2  # type: ignore[attr-defined]
+            [ended, _] = reader._receivers["gloo"]._calls.values()  # type: ignore[attr-defined]
+            ended.connection.shutdown(socket.SHUT_RDWR)
+            reader._receivers["gloo"]._close_ended()  # type: ignore[attr-defined]
+            assert len(reader._receivers["gloo"]._calls) == 1  # type: ignore[attr-defined]
 
 
 def test_a_delta_changes_no_block_that_an_engine_generates_with(tmp_path: Path) -> None:
