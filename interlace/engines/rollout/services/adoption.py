@@ -18,10 +18,12 @@ from interlace.engines.rollout.services.lease import (
     record_file,
     remove_private_folder,
 )
-from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, log_file
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, kill_stopped_guard, log_file
 
 MOVED = RECORDS.replace("*", "moved-*")
 """Pattern of the records that are about to get the numbers in their names."""
+KILLED_S = 5.0
+"""Seconds for a killed guard to end."""
 
 
 class ServerRecord(Config):
@@ -215,9 +217,13 @@ def _write_private(file: Path, record: ServerRecord) -> None:
 
 
 def _remove_folder(lease: ServerLease) -> None:
-    """Removes the folder of a server, which contains a whole model, if the guard was killed before it removed it."""
+    """Removes the folder of a server, which contains a whole model, if the guard was killed before it removed it.
+
+    A guard that a signal has stopped is killed.
+    """
+    within_s = KILLED_S if kill_stopped_guard(lease) else 0.0
     with contextlib.suppress(OSError):
-        if (lock := lease.lock()) is not None:
+        if (lock := lease.lock(within_s)) is not None:
             remove_private_folder(lease.folder)
             os.close(lock)
 

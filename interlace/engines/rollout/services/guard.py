@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from interlace.core.processes import end_with_parent, kill_processes, read_stat
+from interlace.core.processes import continue_after_parent, end_with_parent, kill_processes, read_stat
 from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease, remove_private_folder
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
@@ -28,6 +28,7 @@ GROUP_END_S, POLL_S = 10.0, 0.02
 
 def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     """Runs the command and returns its exit status."""
+    continue_after_parent()
     # A rank on Ray blocks SIGINT, by which a server ends, and may ignore SIGCHLD, without which each status is 0.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -248,6 +248,19 @@ def find_guards(engines: Path) -> dict[int, int]:
     return found
 
 
+def kill_stopped_guard(lease: ServerLease) -> bool:
+    """Kills the guard of a server, with the server, if a signal has stopped the guard. Returns whether it did.
+
+    Such a guard notices neither the end of its run nor that of the lease.
+    """
+    killed = False
+    for process in find_guards(lease.record.parent):
+        if str(lease.folder) in read_command(process).split("\0") and is_stopped(process):
+            _signal_group(process, signal.SIGKILL)
+            killed = True
+    return killed
+
+
 def free_port() -> int:
     """Returns a loopback port that is currently free."""
     with socket.socket() as probe:
