@@ -19,6 +19,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty_model, find_origin, load_model
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
+from interlace.weights.file_layout import SAVED_TYPES
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, find_unfilled, join_landed, record_load, select_landings
 from interlace.weights.ref import FACTORS
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-SAVED_TYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-"""Names of dtypes in a safetensors file."""
 _TYPES = {saved: name for name, saved in SAVED_TYPES.items()}
 
 
@@ -81,6 +76,16 @@ class SavedWeights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name in self.shards:
             yield name, self.read(name)
+
+    def map_files(self) -> dict[str, Tensor]:
+        """Returns all tensors, in the memory of files that are mapped once."""
+        from safetensors import safe_open
+
+        found: dict[str, Tensor] = {}
+        for path in dict.fromkeys(self._files.values()):
+            with safe_open(path, framework="pt") as held:
+                found |= {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - it is not a mapping
+        return found
 
 
 class LandedWeights(ShapedTensors):

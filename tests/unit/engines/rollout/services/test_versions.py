@@ -25,7 +25,7 @@ from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.manifest import TRANSPORTS, read_manifest
 from interlace.engines.rollout.services.protocol import ServiceCapacity
 from interlace.engines.rollout.services.routes import EngineRoutes
-from interlace.engines.rollout.services.version_folders import VersionFolders
+from interlace.engines.rollout.services.version_folders import NAME, PREFIX, VersionFolders
 from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
@@ -181,6 +181,24 @@ def test_deltas_of_a_run_are_not_applied_to_the_version_of_another_run_at_the_sa
                 check_tensors(server, held)
                 current[name] = stepped(held, version + (100 if name == "b" else 0))
         assert num_lost >= 8
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists the mapped files of Linux")
+def test_a_server_serves_from_the_folder_that_the_run_wrote_for_it(tmp_path: Path, start: Callable[[], Server]) -> None:
+    """A copy delayed the running requests. The files of another folder may be written over, so they are copied."""
+    server = start()
+    for version in (1, 2):
+        server.engine.update_weights(weights(version), version, "keep")
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if PREFIX in line}
+        assert mapped == {str(server.engine._folders._written[-1] / NAME)}, "also: the version before is not held"
+        assert all(parameter.data_ptr() % 64 == 0 for parameter in server.model.parameters())
+        check_served(server, weights(version))
+    server.engine._folders.close()
+    check_served(server, weights(2))
+    load_model(MODEL.model_copy(update={"seed": 3})).model.save_pretrained(tmp_path)
+    server.engine.load(tmp_path, 3, "keep")
+    assert not any(str(tmp_path) in line or PREFIX in line for line in Path("/proc/self/maps").read_text().splitlines())
+    check_served(server, weights(3))
 
 
 @pytest.mark.parametrize("codec", ["raw", "cast", "int8"])
