@@ -30,8 +30,10 @@ from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import ITEM_BYTES
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Route, WeightRef
+from interlace.weights.saved import SavedWeights
 from interlace.weights.writer import WeightWriter
 
 MODEL = ModelConfig(path="tiny:micro")
@@ -181,6 +183,17 @@ def test_deltas_of_a_run_are_not_applied_to_the_version_of_another_run_at_the_sa
                 check_tensors(server, held)
                 current[name] = stepped(held, version + (100 if name == "b" else 0))
         assert num_lost >= 8
+
+
+def test_tensors_of_every_type_are_written_for_a_server() -> None:
+    given = {name: torch.ones(size + 1).to(getattr(torch, name)) for size, name in enumerate(ITEM_BYTES)}
+    folders = VersionFolders()
+    try:
+        found = dict(SavedWeights(folders.write(given, None)))
+        assert {name: tensor.dtype for name, tensor in found.items()} == {n: t.dtype for n, t in given.items()}
+        assert all(torch.equal(found[name].double(), tensor.double()) for name, tensor in given.items())
+    finally:
+        folders.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists the mapped files of Linux")
