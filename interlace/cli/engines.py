@@ -13,9 +13,9 @@ from rich.table import Table
 
 from interlace.cli.complete import complete_run
 from interlace.cli.preflight import say
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, nearest
 from interlace.observe.atomic_file import write_atomic
-from interlace.observe.run_folder import RunFolder, find_run
+from interlace.observe.run_folder import ROOT, RunFolder, find_run
 from interlace.observe.run_lock import is_held
 from interlace.schedule.roles import role_named
 
@@ -39,7 +39,10 @@ def engines(
     if verb is None:
         _list_engines(_find_engines(run))
     elif verb not in VERBS or engine is None:
-        raise UserError(f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`.")
+        raise UserError(
+            f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`, or for a number of engines `interlace "
+            f"scale {run} rollout=N`."
+        )
     else:
         _change_engines(run, verb, engine)
 
@@ -59,7 +62,7 @@ def scale(
     if role != "rollout":
         raise UserError(f"{target!r}: the number of {role!r} workers is fixed while a run trains. Scale rollout.")
     if number < 1:
-        raise UserError(f"{target!r}: a run needs at least one engine.")
+        raise UserError(f"{target!r}: a run needs at least one engine. Write rollout=1 or more, or stop the run.")
     _change_engines(run, "scale", str(number))
 
 
@@ -74,7 +77,9 @@ def _find_engines(run: str) -> Path:
     """Returns the folder of a run's engines. Raises UserError if there is no such run."""
     found = find_run(run)
     if found is None:
-        raise UserError(f"there is no run {run!r} here.")
+        names = [folder.parent.name for folder in ROOT.glob("*/config.yaml")]
+        hint = nearest(run, names) if names else ""
+        raise UserError(f"there is no run {run!r}: it names no folder of a run, and none in {ROOT.absolute()}.{hint}")
     return found.engines
 
 

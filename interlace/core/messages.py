@@ -120,11 +120,13 @@ def _text(value: JSON) -> str | None:
 
 
 def _as_call(value: JSON, where: str) -> ToolCall:
-    function = value.get("function", value) if isinstance(value, Mapping) else None
+    function = (value.get("function") or value) if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
         raise UserError(f"{where} has the tool call {value!r:.80}: write {{function: {{name: ..., arguments: ...}}}}.")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
+    if arguments is None:  # a call without arguments
+        arguments = {}
     if isinstance(arguments, str):
         arguments = read_arguments(arguments, where)
     if not isinstance(arguments, Mapping):
@@ -147,7 +149,7 @@ def as_tool(value: "JSON | ToolSpec", where: str = "tool") -> ToolSpec:
     """Reads a tool that may be a mapping in OpenAI's form. Raises UserError for another value."""
     if isinstance(value, ToolSpec):
         return value
-    function = value.get("function", value) if isinstance(value, Mapping) else None
+    function = (value.get("function") or value) if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(f"{where} is {value!r:.80}: write {{name: ..., description: ..., parameters: JSON schema}}.")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}

@@ -2,6 +2,7 @@
 
 from interlace.core.errors import UserError
 from interlace.models.loading import empty_model
+from interlace.run.recipe.check_simulators import check_shared_devices
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import num_spanned
@@ -39,7 +40,9 @@ class AcceptsHere:
         candidate = set_schedule(recipe, schedule)
         try:
             check_engine(candidate, devices, self._model)
-            check_memory(forecast_memory(candidate, self._needs, self._loads, devices))
+            memory = forecast_memory(candidate, self._needs, self._loads, devices)
+            check_memory(memory)
+            check_shared_devices(candidate, devices, memory)
         except UserError as error:
             return str(error)
         return None

@@ -1,4 +1,7 @@
-"""Tags that a user types: text in a message that spells a token of the tokenizer, such as `<|im_end|>`."""
+"""Tags that a user types: text in a message that spells a special token of the tokenizer, such as `<|im_end|>`.
+
+Other added tokens, such as `<think>`, stay tokens, as in transformers' apply_chat_template().
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,6 +67,11 @@ class TypedTags:
 
 
 def special_tags(tokenizer: "PreTrainedTokenizerBase") -> TypedTags:
-    """Returns the special tokens of a tokenizer, which separate the turns of a conversation, as tags."""
+    """Returns the special tokens of a tokenizer as tags."""
+    return TypedTags(tokenizer, list_special(tokenizer))
+
+
+def list_special(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """Returns the special tokens of a tokenizer, which separate the turns of a conversation."""
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return TypedTags(tokenizer, [tag for tag in (*special, *tokenizer.all_special_tokens) if len(tag) > 1])
+    return [tag for tag in (*special, *tokenizer.all_special_tokens) if len(tag) > 1]

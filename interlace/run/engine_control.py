@@ -184,8 +184,8 @@ class EngineControl:
             )
         if wanted > max(self._most_engines, present):
             raise UserError(
-                f"rollout={wanted}: the devices of the placement have room for {self._most_engines} engines "
-                "(schedule.placement.rollout)."
+                f"rollout={wanted}: the devices of the placement (schedule.placement.rollout) have room for "
+                f"{self._most_engines} engines. Write rollout={self._most_engines} or less."
             )
         used = {_read_number(driver) for driver in drivers}
         free = [number for number in range(self._most_engines) if number not in used][: max(0, wanted - present)]

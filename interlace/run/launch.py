@@ -303,7 +303,8 @@ async def launch_instances(
 def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> RevivalRule | None:
     """Returns the rule by which the ranks of a role's instances are replaced. None if a death starts the run again.
 
-    devices: of one instance. An engine is replaced only if the published weights stay readable until the next ones.
+    devices: of one instance. An engine is replaced only if the published weights stay readable until the next ones. A
+    delta is published with the parts that it is applied to, so a new engine can read it too.
     """
     if role.recovery != "respawn":
         return None
@@ -313,8 +314,6 @@ def revival_rule(recipe: Recipe, role: Role, devices: Sequence[Device]) -> Reviv
     is_copied = not recipe.schedule.resolved.waits_for_swap
     on_gpu = any(device.pool == "cuda" for device in devices)
     if on_gpu and not is_copied and recipe.weights.transport not in HOST_TRANSPORTS:
-        return None
-    if recipe.weights.codec == "delta":  # a new engine has no version that a delta could change
         return None
     return RevivalRule(budget=budget, repeats_calls=False)
 

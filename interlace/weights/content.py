@@ -12,7 +12,7 @@ import xxhash
 from torch.nn import functional as F
 
 from interlace.weights.codecs.base import Parcel, TensorEntry
-from interlace.weights.plan import ITEM_BYTES
+from interlace.weights.plan import ALIGNMENT, ITEM_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +23,6 @@ CHUNK_BYTES_ON_DEVICE = 1 << 27
 """Bytes that are hashed at a time on a device, which takes some times their memory."""
 _FACTOR = -0x40A7B892E31B1A47
 """Odd factor of splitmix64's last step, as a signed number."""
-ALIGNMENT = 64
-"""Alignment in bytes; matrix products round differently at unaligned addresses."""
 
 
 class ContentHash:

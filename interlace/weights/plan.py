@@ -22,6 +22,8 @@ ITEM_BYTES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
 }
 """Bytes of an element, by the name of its dtype in torch."""
+ALIGNMENT = 64
+"""Alignment in bytes; matrix products round differently at unaligned addresses."""
 
 
 class Box(NamedTuple):

@@ -15,7 +15,7 @@ from interlace.weights.mirror import Mirror
 from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
 from interlace.weights.ref import WeightPart, WeightRef
 from interlace.weights.shards import ShapedTensors
-from interlace.weights.transports.base import Lease, Receiver, transport_named
+from interlace.weights.transports.base import Held, Lease, Receiver, transport_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,9 +148,10 @@ class WeightReader:
         if receiver is None:
             receiver = self._receivers[part.transport] = transport_named(part.transport).receiver()
         lease = receiver.open(part, [*chain.from_iterable(wanted)])
-        leases.append(lease)
         tensors = iter(lease.tensors)
         given = [[next(tensors) for _ in pieces] for pieces in wanted]
+        if not isinstance(lease, Held):  # its memory is freed when no tensor uses it, such as once parts are joined
+            leases.append(lease)
         whole = len(moves) == len(held)  # else only some of the hashed content was fetched
         if part.base is not None and whole and content_hash(chain.from_iterable(given)) != part.checksum:
             raise InterlaceError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -82,8 +83,23 @@ def select_landings(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapp
     return found
 
 
+def find_unfilled(landings: Mapping[str, Sequence[Landing]], needs: Sequence[Shard]) -> list[str]:
+    """Returns the names of the blocks of which landings leave out elements. landings: of select_landings()."""
+    return [shard.name for shard in needs if not _is_filled(shard.box, landings[shard.name])]
+
+
+def _is_filled(box: Box, landings: Sequence[Landing]) -> bool:
+    return sum(prod(landing.target_box.size) for landing in landings) >= prod(box.size)
+
+
 def join_landed(box: Box, landings: Sequence[Landing], blocks: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Assembles a block of a model's tensor from one saved block per landing; a single one is not copied."""
+    """Assembles a block of a model's tensor from one saved block per landing; a single one is not copied.
+
+    Raises InterlaceError if landings leave out elements, whose memory would be of no content.
+    """
+    if not _is_filled(box, landings):
+        named = f" of {landings[0].target}" if landings else ""
+        raise InterlaceError(f"weights: a block of shape {box.size}{named} has no content for some of its elements.")
     if len(landings) == 1:
         return next(iter(blocks)).reshape(box.size)
     whole = torch.empty(box.size, dtype=dtype)

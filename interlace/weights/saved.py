@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,9 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty_model, find_origin, load_model
 from interlace.models.tiny import TINY
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
+from interlace.weights.file_layout import SAVED_TYPES
 from interlace.weights.plan import Box, Shard
-from interlace.weights.recording import Landing, join_landed, record_load, select_landings
+from interlace.weights.recording import Landing, find_unfilled, join_landed, record_load, select_landings
 from interlace.weights.ref import FACTORS
 from interlace.weights.shards import ShapedTensors, local_part, shards_of
 
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-SAVED_TYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-"""Names of dtypes in a safetensors file."""
 _TYPES = {saved: name for name, saved in SAVED_TYPES.items()}
 
 
@@ -83,6 +77,16 @@ class SavedWeights:
         for name in self.shards:
             yield name, self.read(name)
 
+    def map_files(self) -> dict[str, Tensor]:
+        """Returns all tensors, in the memory of files that are mapped once."""
+        from safetensors import safe_open
+
+        found: dict[str, Tensor] = {}
+        for path in dict.fromkeys(self._files.values()):
+            with safe_open(path, framework="pt") as held:
+                found |= {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118 - it is not a mapping
+        return found
+
 
 class LandedWeights(ShapedTensors):
     """Blocks of a model's tensors, each assembled from a folder's files when it is read."""
@@ -92,12 +96,7 @@ class LandedWeights(ShapedTensors):
         super().__init__({shard.name: tuple(shard.box.size) for shard in needs})
         self._saved, self._needs = saved, {shard.name: shard for shard in needs}
         self._landings = select_landings(landings, needs)
-        lacking = [
-            shard.name
-            for shard in needs
-            if prod(shard.box.size) > sum(prod(piece.target_box.size) for piece in self._landings[shard.name])
-        ]
-        if lacking:
+        if lacking := find_unfilled(self._landings, needs):
             raise UserError(
                 f"the model's folder lacks {len(lacking)} weights ({', '.join(lacking[:3])} ...), which would be "
                 "random: is this the whole model, of that architecture?"
@@ -197,7 +196,8 @@ class SavedForm:
 def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SavedForm:
     """Traces transformers' saver on a model's tensors without content.
 
-    If the saver does more than cut, join and rename, the result has the model's names, which some programs do not read.
+    If the saver leaves out weights, or does more than cut, join and rename, the result has the model's names, which
+    some programs do not read.
     """
     import torch
     from transformers.core_model_loading import revert_weight_conversion
@@ -213,11 +213,18 @@ def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
         state = empty.state_dict()
     own = {shard.name: shard._replace(box=Box.of(shard.shape)) for shard in shards_of(state)}
     try:
-        landings = record_load(lambda given: revert_weight_conversion(empty, dict(given)), own)
+        back = _turn_back(record_load(lambda given: revert_weight_conversion(empty, dict(given)), own))
+        whole = not find_unfilled(select_landings(back, [*own.values()]), [*own.values()])
     except InterlaceError:
-        landings = record_load(dict, own)
-    back = tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
+        whole = False
+    if not whole:
+        back = _turn_back(record_load(dict, own))
     return SavedForm(landings=back, shapes=_measure_extents(back), config=config, tokenizer=tokenizer)
+
+
+def _turn_back(landings: Sequence[Landing]) -> tuple[Landing, ...]:
+    """Returns the landings of a saver's result in the model, from those of the model's tensors in the result."""
+    return tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
 
 
 def find_other_form(model: PreTrainedModel) -> SavedForm | None:

@@ -97,6 +97,21 @@ def test_killed_ranks_are_replaced_and_the_weights_are_those_of_a_run_without_ki
     assert equal_weights(final_weights(tmp_path, "killed"), final_weights(tmp_path, "whole"))
 
 
+def test_a_new_engine_reads_a_delta_and_the_version_that_it_is_applied_to(
+    tmp_path: Path, processes: dict[str, int]
+) -> None:
+    pytest.importorskip("peft")
+    # Without an adapter, a step of this size changes too many weights for a delta.
+    deltas = ("actor.lora={rank: 2, target_modules: [q_proj]}", "weights.codec=delta")
+    run(tmp_path, "whole", [*SETTINGS, *deltas])
+    notes = KillAfterSteps({2: ("rollout/0[rank 0]", 0.0), 4: ("rollout/0[rank 0]", 0.05)}, processes)
+    run(tmp_path, "killed", [*ON_RAY, *deltas], progress=notes)
+    assert len(set(notes.killed)) == 2 and "rollout/0 runs again" in notes.said
+    assert not any("from its newest checkpoint" in text for text in notes.said)
+    assert samples(tmp_path, "killed") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "killed"), final_weights(tmp_path, "whole"))
+
+
 def make_rollout(source: EngineSource, context: WorkerContext) -> RolloutBundle:
     payload.MIN_BYTES = 0  # in the rank's process: the responses of this test are short
     return make_rollout_engine(source, context)

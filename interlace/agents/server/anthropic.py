@@ -22,6 +22,8 @@ from interlace.agents.server.requests import AnthropicMessage, AnthropicTool, Co
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON
 
+_OWN_BLOCKS = {"tool_use": "assistant", "tool_result": "user"}
+"""Role of the messages that may have a type of block; text may be in all."""
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
 
@@ -130,6 +132,9 @@ def _read_messages(given: AnthropicMessage, where: str) -> list[Message]:
     """Reads one message. Its tool results come first, each as a separate message."""
     results, texts, calls = [], [], []
     for block in given.content:
+        if block.type in _OWN_BLOCKS and given.role != _OWN_BLOCKS[block.type]:
+            whose = f"{where} is of the role {given.role} and has a block of type {block.type!r}"
+            raise ApiError(400, f"{whose}: put it into a message of the role {_OWN_BLOCKS[block.type]}.", param=where)
         if block.type == "text":
             texts.append(block.text)
         elif block.type == "tool_use":

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, from_json
 
 from interlace.agents.server.errors import ApiError
@@ -13,9 +13,25 @@ from interlace.core.types import JSON
 
 
 class RequestModel(BaseModel):
-    """Base of the request models. An unknown field with a value is refused by name, never ignored."""
+    """Base of the request models. An unknown field with a value is refused by name, never ignored.
+
+    A field whose value is null counts as left out, also in parts of a request: clients send null for the options that
+    are not set.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: Any) -> Any:
+        return drop_nulls(fields)
+
+
+def drop_nulls(value: Any) -> Any:
+    """Returns an object without its fields that are null; any other value as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {name: field for name, field in value.items() if field is not None}
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -52,14 +68,9 @@ class Body:
         return cls(fields)
 
     def read(self, model: type[M]) -> M:
-        """Validates the fields. Raises ApiError that names the first mistake.
-
-        An unknown field whose value is null counts as left out: clients send null for the options that are not set.
-        """
-        known = model.model_fields
-        fields = {name: value for name, value in self._fields.items() if value is not None or name in known}
+        """Validates the fields. Raises ApiError that names the first mistake."""
         try:
-            return model.model_validate(fields)
+            return model.model_validate(self._fields)
         except ValidationError as error:
             raise _first_mistake(error, model) from None
 

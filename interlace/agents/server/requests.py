@@ -7,10 +7,10 @@ status 400 with the field's name.
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator
 
 from interlace.agents.server.ask import Ask
-from interlace.agents.server.body import RequestModel
+from interlace.agents.server.body import RequestModel, drop_nulls
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_message, as_tool, read_arguments
 from interlace.core.sampling import LARGEST, LARGEST_INT32
 from interlace.core.types import JSON
@@ -33,8 +33,9 @@ def only(*allowed: JSON, why: str) -> AfterValidator:
     """Returns the check of a field that may only have values without effect; None is always allowed."""
 
     def check(value: Any) -> Any:
+        given = drop_nulls(value)
         # 1 == True in Python, so types are compared as well.
-        if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
+        if given is not None and not any(given == one and type(given) is type(one) for one in allowed):
             raise ValueError(why)
         return value
 
@@ -66,10 +67,10 @@ NO_PREFILL = "an answer begins a turn, and cannot continue the assistant's last 
 NO_CALL = "a call cannot be forced; write auto or none"
 
 
-class ClientPart(BaseModel):
+class ClientPart(RequestModel):
     """Base of parts of a request, such as its messages. Their unknown fields are ignored."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
 
 class StreamOptions(RequestModel):
@@ -194,7 +195,7 @@ class ChatRequest(CompletionFields):
     modalities: Annotated[Any, only(["text"], why="an answer is text")] = None
     add_generation_prompt: Annotated[Any, only(True, why="an answer always begins a turn")] = None
     continue_final_message: Annotated[Any, only(False, why=NO_PREFILL)] = None
-    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+    chat_template_kwargs: Annotated[dict[str, bool | int | float | str], BeforeValidator(drop_nulls)] | None = None
 
     def list_tools(self) -> tuple[ToolSpec, ...]:
         """Returns the tools; none if the choice is `none`."""

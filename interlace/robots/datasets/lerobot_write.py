@@ -30,8 +30,9 @@ class LeRobotWriter:
 
         Raises UserError if the folder contains files that are not replaced, or pyarrow or PyAV is missing.
         """
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder} is a file, and a data set is a folder. Name a new folder.")
+        if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+            kind = "file" if folder.exists() else "symbolic link to a folder that does not exist"
+            raise UserError(f"{folder} is a {kind}, and a data set is a folder. Name a new folder.")
         self._replaces = overwrite and folder.exists()
         """True until the content of the folder is deleted."""
         if self._replaces:

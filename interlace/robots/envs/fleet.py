@@ -171,7 +171,8 @@ def check_saves(config: EnvConfig) -> None:
 
     Executes an action of each task in a short-lived process. May be called while an event loop runs.
     """
-    _check_saves_of(_write_single(config))
+    if refusal := _find_refusal(_write_single(config)):
+        raise UserError(refusal)
 
 
 @cache
@@ -180,13 +181,19 @@ def _spec_of(config: str) -> EnvSpec:
 
 
 @cache
-def _check_saves_of(config: str) -> None:
+def _find_refusal(config: str) -> str | None:
+    """Returns why environments cannot save their states; None if they can. A planner asks for each schedule."""
+
     async def check_tasks(fleet: EnvFleet) -> None:
         spec = await fleet.start()
         for task in range(len(spec.tasks)):
             await _check_save(fleet, spec, task)
 
-    _use_fleet(config, check_tasks)
+    try:
+        _use_fleet(config, check_tasks)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 async def _check_save(fleet: EnvFleet, spec: EnvSpec, task: int) -> None:

@@ -66,7 +66,8 @@ class ReplayLearnerConfig(ReplayConfig):
     """Data set of which actor_critic draws half of each batch (RLPD): a LeRobotDataset (v3), a folder of Minari, or an
     .hdf5 file of robomimic or LIBERO. None for none."""
     importance_exponent: float = Field(default=0.4, ge=0, le=1)
-    """Exponent of the weights by which actor_critic corrects for draws by priority; 1 corrects fully."""
+    """Exponent of the weights by which actor_critic corrects for draws by priority; 1 corrects fully. The weights are
+    divided by the largest of their batch."""
     imitate_from: float = 1.0
     """Smallest reward of a trajectory to imitate."""
 

@@ -34,7 +34,20 @@ class Priorities:
     exponent: float
     """Exponent of an error in the probability of a draw."""
     importance: float
-    """Exponent of the weights that correct for the draws."""
+    """Exponent β of the weights that correct for the draws."""
+
+    def weights(self, chances: NDArray[np.float64], num_turns: int, num_shown: int) -> FloatArray:
+        """Returns the weights [updates, n + num_shown] of the turns of each batch.
+
+        A weight is (N * P)^-β, with N turns in the table and the probability P of a draw. All are divided by the
+        largest weight of their batch, so that they only lower the update (section 3.4). The largest weight of the whole
+        table would be that of one turn with a tiny error, beside which all others vanish.
+        chances: [updates, n] probabilities of the drawn turns. num_turns: turns in the table. num_shown: demonstrated
+        turns of a batch, which are drawn uniformly.
+        """
+        own = (num_turns * chances) ** -self.importance
+        every = np.pad(own, ((0, 0), (0, num_shown)), constant_values=1)
+        return (every / every.max(axis=1, keepdims=True)).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -210,9 +223,7 @@ class OffPolicy:
             chances = self.table.priorities().astype(np.float64) ** rule.exponent
             chances /= chances.sum()
             places = draw.choice(size, size=count * num_own, p=chances)
-            own = (chances[places] / chances.min()) ** -rule.importance
-            padded = np.pad(own.reshape(count, num_own), ((0, 0), (0, num_shown)), constant_values=1)
-            weights = [*padded.astype(np.float32)]
+            weights = [*rule.weights(chances[places].reshape(count, num_own), size, num_shown)]
         parts = _cut_transitions(self.table.draw(places), count)
         if shown is not None:
             others = _cut_transitions(shown.take(draw.integers(len(shown), size=count * num_shown)), count)

@@ -1,9 +1,12 @@
-"""Conversion of text to token ids and back. Tags in a user's text stay text. Sampled tags are found by their ids."""
+"""Conversion of text to token ids and back. Special tokens in a user's text stay text.
+
+Sampled tags are found by their ids.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interlace.models.typed_tags import TypedTags
+from interlace.models.typed_tags import TypedTags, list_special
 from interlace.rollouts.rendering.parsers.base import MarkedText
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ class TokenText(TypedTags):
         marked = [place for place, token in tokenizer.added_tokens_decoder.items() if token.special]
         self.special_ids = frozenset([*marked, *tokenizer.all_special_ids])
         """Ids of the special tokens, which are no text."""
-        super().__init__(tokenizer, self.tags)
+        super().__init__(tokenizer, list_special(tokenizer))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

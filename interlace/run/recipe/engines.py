@@ -80,10 +80,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
     from interlace.engines.rollout.services.check import WantedModel, check_servers
     from interlace.engines.rollout.services.http import Address
 
-    if not kind.urls:
-        raise UserError(
-            "rollout.engine=address needs servers: set rollout.urls=[http://HOST:PORT], urls_file or urls_dns."
-        )
+    kind.check_urls()
     wanted = WantedModel(
         vocab_size=model.config.get_text_config().vocab_size,
         num_tokens=recipe.sampling.max_new_tokens,

@@ -249,8 +249,8 @@ def _count_version_copies(recipe: Recipe, devices: tuple[Device, ...]) -> int:
     copies = 2  # the served version and the next one
     if codec == "delta" and is_split:
         copies += 2  # tensors are joined from the blocks of both versions, which deltas are applied to
-    if transport == "gloo" and is_made:
-        copies += 1 if codec == "int8" else 2  # the received parts of a version stay until the next one is loaded
+    elif transport == "gloo" and is_made:
+        copies += 1  # the received parts, until they are joined or decoded
     return copies
 
 

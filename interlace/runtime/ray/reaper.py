@@ -7,6 +7,7 @@ outlive a killed raylet by up to a minute. Then it removes that folder, in which
 """
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 
 WITHIN_S = 15.0
 _PROCESSES, _MEMORY = Path("/proc"), Path("/dev/shm")
+_PR_SET_PDEATHSIG = 1
 
 
 def end_processes(session: str, driver: int, started: Sequence[int]) -> None:
@@ -62,6 +64,13 @@ def _writes_into(process: Path, session: str) -> bool:
     return bool(session) and any(link.startswith(session) for link in links)
 
 
+def _continue_after_driver() -> None:
+    """Makes the kernel continue this process after the driver, if a signal has stopped it. See core/processes.py."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+
+
 if __name__ == "__main__":
+    _continue_after_driver()
     sys.stdin.buffer.read()
     end_processes(sys.argv[1], int(sys.argv[2]), [int(process) for process in sys.argv[3:]])

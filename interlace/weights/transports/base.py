@@ -81,7 +81,7 @@ def cut_out(tensor: Tensor, box: Box | None) -> Tensor:
 
 
 class Held:
-    """A lease on memory that lives longer than the lease."""
+    """A lease on memory that lives as long as a tensor uses it, also after the end of the lease."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors

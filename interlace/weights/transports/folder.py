@@ -13,10 +13,8 @@ import json
 import mmap
 import os
 import shutil
-import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +26,11 @@ from interlace.core.errors import DiskFullError, InterlaceError, is_full_disk
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, allocate_file, content_hash, view_of
-from interlace.weights.plan import ITEM_BYTES, Box, Shard
-from interlace.weights.recording import Landing, join_landed, select_landings
+from interlace.weights.file_layout import make_layout
+from interlace.weights.plan import Box, Shard
+from interlace.weights.recording import Landing, find_unfilled, join_landed, select_landings
 from interlace.weights.ref import WeightPart
-from interlace.weights.saved import SAVED_TYPES, SavedForm
+from interlace.weights.saved import SavedForm
 from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
 
 INDEX = "model.safetensors.index.json"
@@ -158,12 +157,17 @@ def _list_blocks(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, Save
         each.source: TensorEntry(types[each.target], shapes[each.source]) for each in landings if each.target in types
     }
     pieces = select_landings(landings, shards)
+    if unfilled := find_unfilled(pieces, shards):
+        raise InterlaceError(
+            f"weights: the saved form of the model has no place for all of {', '.join(unfilled[:3])}. Take another "
+            "weights.transport, which keeps the model's own names."
+        )
     return {shard.name: SavedBlock(shard.box, pieces[shard.name]) for shard in shards}, saved
 
 
 def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, SavedBlock], parcel: Parcel) -> str:
     """Writes blocks into a file of whole tensors. Returns the hash of the written blocks."""
-    header, places, size = _make_layout(saved)
+    header, places, size = make_layout(saved)
     opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         allocate_file(opened, size)
@@ -192,22 +196,6 @@ def _layout_hash(saved: Mapping[str, TensorEntry]) -> str:
     """Hashes the layout of a file, so that all ranks with blocks of the same tensors get the same name."""
     described = repr([(name, entry.shape, entry.dtype) for name, entry in saved.items()])
     return xxhash.xxh3_64_hexdigest(described.encode())
-
-
-def _make_layout(saved: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int], int]:
-    """Returns a safetensors header, the offset of each tensor, and the size of the file."""
-    # Widest first, like the format's reference writer, so that each tensor is aligned to its element size.
-    order = sorted(saved.items(), key=lambda each: (-ITEM_BYTES[each[1].dtype], each[0]))
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    starts, place = {}, 0
-    for name, (dtype, shape) in order:
-        end = place + prod(shape) * ITEM_BYTES[dtype]
-        table[name] = {"dtype": SAVED_TYPES[dtype], "shape": [*shape], "data_offsets": [place, end]}
-        starts[name], place = place, end
-    text = json.dumps(table).encode()
-    text += b" " * (-(len(text) + 8) % 64)
-    header = struct.pack("<Q", len(text)) + text
-    return header, {name: start + len(header) for name, start in starts.items()}, place + len(header)
 
 
 def _map_file(file: Path) -> dict[str, Tensor]:

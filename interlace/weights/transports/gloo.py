@@ -172,12 +172,13 @@ class PeerReceiver(Receiver):
     pair = Pair
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[str, int], _Call] = {}
+        self._calls: dict[tuple[str, int, str], _Call] = {}
+        """Connection to each trainer rank, by its address and secret: a later run's rank may have the same port."""
 
     def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
         source = part.source
         assert isinstance(source, PeerSource)
-        address = (source.host, source.port)
+        address = (source.host, source.port, source.secret)
         try:
             received = self._fetch_pieces(source, address, part.version, pieces)
         except (RuntimeError, OSError) as error:
@@ -194,10 +195,11 @@ class PeerReceiver(Receiver):
         return Held(received)
 
     def _fetch_pieces(
-        self, source: PeerSource, address: tuple[str, int], version: int, pieces: Sequence[Piece]
+        self, source: PeerSource, address: tuple[str, int, str], version: int, pieces: Sequence[Piece]
     ) -> list[Tensor]:
         call = self._calls.get(address)
         if call is None:
+            self._close_ended()
             call = self._calls[address] = self._meet_source(source)
         is_new, call.asked = pieces != call.asked, pieces
         call.connection.sendall(json.dumps([version, pieces if is_new else None]).encode() + b"\n")
@@ -226,6 +228,12 @@ class PeerReceiver(Receiver):
             pair = self.pair(Meeting(connection, connection.makefile("rb")), 1, source.patience_s)
             unless_met.pop_all()
         return _Call(connection=connection, pair=pair)
+
+    def _close_ended(self) -> None:
+        """Closes the connections to processes that have ended: a server outlives many runs."""
+        for address, call in [*self._calls.items()]:
+            if _watch_end(call.connection).poll(0):
+                self._calls.pop(address).connection.close()
 
     def close(self) -> None:
         """Closes all connections."""
@@ -259,13 +267,19 @@ def _while_alive(connection: socket.socket, receive: Callable[[], T]) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=work, name="weights", daemon=True).start()
-    watch = select.poll()
-    watch.register(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
+    watch = _watch_end(connection)
     while not wait([outcome], timeout=_LOOK_S).done:
         # Data that arrived before the connection was closed may still be read.
         if watch.poll(0) and not wait([outcome], timeout=_LAST_DATA_S).done:
             raise ConnectionResetError("it hung up")
     return outcome.result()
+
+
+def _watch_end(connection: socket.socket) -> select.poll:
+    """Returns a poll that reports the end of a connection by the other side."""
+    watch = select.poll()
+    watch.register(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
+    return watch
 
 
 def _describe_error(error: Exception, patience_s: float) -> str:

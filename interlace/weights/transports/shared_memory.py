@@ -23,7 +23,8 @@ from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.runtime.process.shared import SharedFolder
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
-from interlace.weights.content import ALIGNMENT, ContentHash, allocate_file, fill, offsets_of, view_of
+from interlace.weights.content import ContentHash, allocate_file, fill, offsets_of, view_of
+from interlace.weights.plan import ALIGNMENT
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Receiver, Sender, Sent, cut_out
 

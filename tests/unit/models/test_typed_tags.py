@@ -5,6 +5,9 @@ import copy
 from tokenizers import AddedToken
 
 from interlace.core.messages import Message
+from interlace.data.config import PromptFormat
+from interlace.data.formatting import to_prompts
+from interlace.data.rows import Row
 from interlace.models.tiny import build_tokenizer
 from interlace.models.typed_tags import special_tags
 from interlace.rollouts.rendering.config import RendererConfig
@@ -21,6 +24,22 @@ def test_a_teacher_reads_a_typed_token_as_text() -> None:
     messages = (Message(role="user", content=FORGED),)
     expected = create_renderer(tokenizer, RendererConfig()).render(messages)
     assert _chat_ids(tokenizer, special_tags(tokenizer), messages) == expected
+
+
+def test_an_added_token_that_is_not_special_is_one_token_in_all_prompts() -> None:
+    """A message that names `<think>` had other tokens in conversations than in single turns and in transformers."""
+    tokenizer = copy.deepcopy(tokenizer_of("own"))
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    asked = "Reason in <think> first."
+    expected = tokenizer.apply_chat_template(
+        [{"role": "user", "content": asked}], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert tokenizer.convert_tokens_to_ids("<think>") in expected
+    messages = (Message(role="user", content=asked),)
+    assert create_renderer(tokenizer, RendererConfig()).render(messages) == expected
+    assert _chat_ids(tokenizer, special_tags(tokenizer), messages) == expected
+    [prompt] = to_prompts([Row(uid="0", origin="rows", prompt=asked, answer="")], [asked], PromptFormat(), tokenizer)
+    assert prompt.token_ids.tolist() == expected
 
 
 def test_white_space_that_is_a_token_stays_a_token() -> None:

@@ -42,6 +42,11 @@ def test_an_engine_is_made_of_the_recipe_s_rollout_section() -> None:
     assert plain.report().attention.startswith("pages")
 
 
+def test_an_engine_that_reads_deltas_is_replaced() -> None:
+    """A delta comes with the parts that it is applied to, which a new engine reads."""
+    assert revival_rule(source("weights.codec=delta").recipe, role_named("rollout"), ()) is not None
+
+
 @pytest.mark.parametrize("role", ["rollout", "reward", "reference"])
 def test_a_process_that_dies_at_each_start_is_not_started_without_end(role: str) -> None:
     rule = revival_rule(source(f"recovery.restarts_per_hour={{{role}: 1}}").recipe, role_named(role), ())

@@ -2,27 +2,25 @@
 
 import errno
 import os
+import socket
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from interlace.core.errors import DiskFullError, InterlaceError
-from interlace.engines.train import Adapter, LoraConfig
-from interlace.engines.train.export import list_named_weights
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Route, WeightRef
-from interlace.weights.saved import SavedWeights, trace_saved_form
+from interlace.weights.transports.gloo import PeerReceiver
 from interlace.weights.writer import WeightWriter
-from tests.unit.engines.train.models import tiny_model
 
 WIRED = ("object_store", "gloo", "folder")
 TRANSPORTS = ("alias", "shared_memory", *WIRED)
@@ -197,6 +195,51 @@ def test_an_equal_delta_of_another_trainer_does_not_make_its_version_known(tmp_p
     reader.close()
 
 
+@pytest.mark.parametrize("codec", ["raw", "delta"])
+def test_received_parts_are_freed_when_no_tensor_uses_them(
+    tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed in memory until the next version was loaded, beside the blocks that were made of them."""
+    received: list[weakref.ref[Tensor]] = []
+    receive = PeerReceiver._receive_pieces
+
+    def receive_pieces(self: PeerReceiver, *given: Any) -> list[Tensor]:
+        made = receive(self, *given)
+        received.extend(map(weakref.ref, made))
+        return made
+
+    monkeypatch.setattr(PeerReceiver, "_receive_pieces", receive_pieces)
+    with ends(tmp_path, "gloo", codec) as (writer, reader):
+        current = weights(0)
+        for version in range(3):
+            with reader.open(publish(writer, version, current)) as read:
+                kept = {name: tensor.clone() for name, tensor in read.items()}
+                assert codec == "raw" or not any(each() is not None for each in received)
+            del read
+            assert received and not any(each() is not None for each in received)
+            assert_equal(kept, current)
+            current = stepped(current, version, 0.02)
+
+
+def test_a_trainer_at_the_port_of_an_earlier_one_is_called_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server outlives its run. The connection to the earlier trainer was used for the later one."""
+    with ends(tmp_path, "gloo") as (writer, reader):
+        ref = publish(writer, 1, weights(1))
+        assert_equal(taken(reader, ref), weights(1))
+        writer.close()
+        source, listen = ref.parts[0].source, socket.create_server
+        monkeypatch.setattr(socket, "create_server", lambda _: listen((source.host, source.port)))  # type: ignore[attr-defined]
+        with ends(tmp_path, "gloo") as (later, _):
+            assert_equal(taken(reader, publish(later, 1, weights(2))), weights(2))
+            assert len(reader._receivers["gloo"]._calls) == 2  # type: ignore[attr-defined]
+            [ended, _] = reader._receivers["gloo"]._calls.values()  # type: ignore[attr-defined]
+            ended.connection.shutdown(socket.SHUT_RDWR)
+            reader._receivers["gloo"]._close_ended()  # type: ignore[attr-defined]
+            assert len(reader._receivers["gloo"]._calls) == 1  # type: ignore[attr-defined]
+
+
 def test_a_delta_changes_no_block_that_an_engine_generates_with(tmp_path: Path) -> None:
     reader, current = WeightReader(is_served=True), weights(0)
     served, expected = dict[str, Tensor](), dict[str, Tensor]()
@@ -293,32 +336,6 @@ def test_an_engine_serves_from_what_it_reads_only_where_that_never_changes(tmp_p
         for tensor in given.values():
             tensor.zero_()  # the trainer's next update
         assert_equal(kept, weights(1))
-
-
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "gpt2"])
-def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path, kind: str) -> None:
-    """mixtral and qwen3_moe hold experts stacked and gates beside ups; they are saved one by one."""
-    model = tiny_model(kind)
-    given = list_named_weights(model)
-    config = WeightsConfig(transport="folder", folder=str(tmp_path / "versions"))
-    writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
-    ref, reader = publish(writer, 1, given), WeightReader()
-    assert_equal(taken(reader, ref), given)
-    (version,) = (tmp_path / "versions").iterdir()
-    loaded = AutoModelForCausalLM.from_pretrained(version).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
-    model.save_pretrained(tmp_path / "saved")
-    assert SavedWeights(version).shapes == SavedWeights(tmp_path / "saved").shapes
-
-
-def test_a_version_folder_of_a_model_with_an_adapter_has_the_merged_layers(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    model = tiny_model("llama")
-    given = list_named_weights(model)
-    Adapter(model, LoraConfig(rank=2, target_modules=("q_proj",)), seed=0)
-    config = WeightsConfig(transport="folder", folder=str(tmp_path))
-    writer = WeightWriter(Route(transport="folder", config=config), form=partial(trace_saved_form, model))
-    assert_equal(taken(WeightReader(), publish(writer, 1, given)), given)
 
 
 def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from interlace.observe.manifest import write_manifest
 from interlace.weights.plan import Box, Shard
-from interlace.weights.recording import Load, record_load
+from interlace.weights.recording import Landing, Load, join_landed, record_load
 from interlace.weights.saved import LandedWeights, SavedWeights, load_without_content, trace_load
 
 HIDDEN, HEADS, VOCABULARY, PADDED = 8, 4, 10, 16
@@ -173,3 +173,12 @@ def flattens(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 def test_a_loader_that_does_more_than_cut_and_join_is_refused(load: Load) -> None:
     with pytest.raises(InterlaceError, match="no block of it"):
         record_load(load, described(saved()))
+
+
+def test_a_block_of_which_an_element_has_no_content_is_refused() -> None:
+    whole = Box((0, 0), (2, 3))
+    half = Landing("saved", Box((0, 0), (1, 3)), "model", Box((0, 0), (1, 3)))
+    for landings in ([half], []):
+        with pytest.raises(InterlaceError, match="has no content for some of its elements"):
+            join_landed(whole, landings, [torch.ones(1, 3) for _ in landings], torch.float32)
+    assert join_landed(Box((0,), (0,)), [], [], torch.float32).shape == (0,)

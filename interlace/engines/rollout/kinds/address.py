@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
 
 
+SCHEMES = ("http://", "https://", "unix:")
+"""Beginnings of the addresses of servers."""
+
+
 class AddressKind(EngineKind):
     """Connects to the servers at `rollout.urls`, with any model that they serve."""
 
@@ -39,6 +43,25 @@ class AddressKind(EngineKind):
     def find_changing_urls(self) -> tuple[str, ...]:
         """Reads `urls_file` and resolves `urls_dns`, whose addresses can change during a run. Raises UserError."""
         return tuple(dict.fromkeys((*read_urls(self.config.urls_file), *resolve_urls(self.config.urls_dns))))
+
+    def check_urls(self) -> None:
+        """Raises UserError for an address that is written twice or malformed, and if there is no address."""
+        config = self.config
+        file = f"rollout.urls_file = {config.urls_file!r}"
+        for setting, urls in (("rollout.urls", config.urls), (file, read_urls(config.urls_file))):
+            for place, url in enumerate(urls):
+                if url in urls[:place]:
+                    raise UserError(f"{setting} has {url} twice. Name each server once.")
+                if not url.startswith(SCHEMES):
+                    raise UserError(
+                        f"{setting}: {url!r} is not the address of a server: write http://HOST:PORT, https://HOST or "
+                        "unix:PATH."
+                    )
+        if not self.urls:
+            where = f"{file} has no address. Write one address a line into it, or set" if config.urls_file else "set"
+            raise UserError(
+                f"rollout.engine=address needs servers: {where} rollout.urls=[http://HOST:PORT], urls_file or urls_dns."
+            )
 
     @property
     def key(self) -> str:
@@ -106,7 +129,13 @@ def read_urls(file: str | None) -> tuple[str, ...]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(f"rollout.urls_file = {file!r}: there is no such file. Write one address a line into it.")
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"rollout.urls_file = {file!r} is not text in UTF-8. Write one address a line into it."
+        ) from None
+    lines = (line.strip() for line in text.splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 

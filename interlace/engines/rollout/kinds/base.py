@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -160,7 +159,12 @@ class ServedKind(EngineKind, ABC):
         """Saves the model for a server, which is not started."""
         from interlace.engines.rollout.services.adoption import write_record
         from interlace.engines.rollout.services.http import UNIX, Address
-        from interlace.engines.rollout.services.lease import ServerLease, record_file, release_folder
+        from interlace.engines.rollout.services.lease import (
+            ServerLease,
+            record_file,
+            release_folder,
+            remove_private_folder,
+        )
         from interlace.engines.rollout.services.process import ServerProcess, free_port
 
         private = make_private_folder()
@@ -172,12 +176,12 @@ class ServedKind(EngineKind, ABC):
             command = self.command(ServerSite(folder=private / MODEL, site=site, address=address, size=size))
             record = record_file((site.logs or private).absolute(), site.instance)
             lease = ServerLease(seconds=self.config.lease_s if site.logs else 0.0, record=record, folder=private)
-            write_record(lease, address, command, describe_model(loaded), place=site.place)
+            log = write_record(lease, address, command, describe_model(loaded), place=site.place)
         except BaseException:
-            shutil.rmtree(private, ignore_errors=True)
+            remove_private_folder(private)
             release_folder(private)
             raise
-        return ServerProcess(command, address, lease, detaches=site.detaches)
+        return ServerProcess(command, address, lease, log=log, detaches=site.detaches)
 
 
 def make_private_folder() -> Path:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +10,20 @@ from pydantic import ValidationError
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.lease import RECORDS, ServerLease, hold_folder, read_number, record_file
-from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, log_file
+from interlace.engines.rollout.services.lease import (
+    RECORDS,
+    ServerLease,
+    hold_folder,
+    read_number,
+    record_file,
+    remove_private_folder,
+)
+from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, kill_stopped_guard, log_file
 
 MOVED = RECORDS.replace("*", "moved-*")
 """Pattern of the records that are about to get the numbers in their names."""
+KILLED_S = 5.0
+"""Seconds for a killed guard to end."""
 
 
 class ServerRecord(Config):
@@ -50,8 +58,9 @@ class NotAdoptedError(InterlaceError):
     """An existing server is not adopted; the message contains the reason."""
 
 
-def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str, *, place: str = "") -> None:
-    """Writes the record of a server that is about to start. model, place: see ServerRecord."""
+def write_record(lease: ServerLease, address: Address, command: ServerCommand, model: str, *, place: str = "") -> Path:
+    """Writes the record of a server that is about to start, and returns its log. model, place: see ServerRecord."""
+    log = log_file(lease)
     record = ServerRecord(
         record=str(lease.record),
         folder=str(lease.folder),
@@ -60,11 +69,12 @@ def write_record(lease: ServerLease, address: Address, command: ServerCommand, m
         model=model,
         arguments=tuple(command.arguments),
         environment=command.environment,
-        log=str(log_file(lease)),
+        log=str(log),
         place=place,
     )
     lease.record.parent.mkdir(parents=True, exist_ok=True)
     _write_private(lease.record, record)
+    return log
 
 
 def adopt_server(
@@ -207,10 +217,14 @@ def _write_private(file: Path, record: ServerRecord) -> None:
 
 
 def _remove_folder(lease: ServerLease) -> None:
-    """Removes the folder of a server, which contains a whole model, if the guard was killed before it removed it."""
+    """Removes the folder of a server, which contains a whole model, if the guard was killed before it removed it.
+
+    A guard that a signal has stopped is killed.
+    """
+    within_s = KILLED_S if kill_stopped_guard(lease) else 0.0
     with contextlib.suppress(OSError):
-        if (lock := lease.lock()) is not None:
-            shutil.rmtree(lease.folder, ignore_errors=True)
+        if (lock := lease.lock(within_s)) is not None:
+            remove_private_folder(lease.folder)
             os.close(lock)
 
 

@@ -10,7 +10,6 @@ It waits for its run as for one that adopts the server.
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from interlace.core.processes import end_with_parent, kill_processes, read_stat
-from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease
+from interlace.core.processes import continue_after_parent, end_with_parent, kill_processes, read_stat
+from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease, remove_private_folder
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
 DETACH = "--detach"
@@ -29,6 +28,7 @@ GROUP_END_S, POLL_S = 10.0, 0.02
 
 def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     """Runs the command and returns its exit status."""
+    continue_after_parent()
     # A rank on Ray blocks SIGINT, by which a server ends, and may ignore SIGCHLD, without which each status is 0.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -47,7 +47,7 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     status = child.wait()
     _end_group()  # a server that crashed leaves processes, which may hold a device
     if not is_owned.wait(CONNECT_S):  # a run that is connected needs the folder for another start
-        shutil.rmtree(lease.folder, ignore_errors=True)
+        remove_private_folder(lease.folder)
     return status
 
 
@@ -66,7 +66,7 @@ def _end_with_the_run(lease: ServerLease, is_owned: threading.Event) -> None:
             is_owned.clear()
         remove_stale_folders()
     finally:
-        shutil.rmtree(lease.folder, ignore_errors=True)
+        remove_private_folder(lease.folder)
         _end_group()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Engine of this process as a service without a socket: it decodes on a thread, and its clients are coroutines."""
 
 import asyncio
+import mmap
 import queue
 import secrets
 import threading
@@ -12,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import FinishReason, Request, Response
+from interlace.engines.rollout.named_weights import NamedWeights
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.engines.rollout.services.protocol import (
     Delta,
@@ -27,9 +30,12 @@ from interlace.engines.rollout.services.protocol import (
     ServiceHealth,
     VersionSource,
 )
+from interlace.engines.rollout.services.version_folders import is_never_changed
 from interlace.engines.rollout.services.wire import runs_of
+from interlace.weights.plan import ALIGNMENT
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import WeightRef
+from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.engine import NativeEngine
@@ -222,8 +228,10 @@ class HostedEngine:
             if isinstance(source, WeightRef):
                 read = reading.enter_context(self._reader.open(source))
                 weights, frozen = {**read}, read.frozen
-            else:  # The files may be written over later.
-                weights, frozen = {name: tensor.clone() for name, tensor in self._engine.open_folder(source)}, True
+                del read  # with the received parts of tensors that were joined or decoded
+            else:
+                stays = is_never_changed(source) and self._engine.model.device.type == "cpu"
+                weights, frozen = _read_folder(self._engine.open_folder(source), stays=stays), True
 
             def load() -> None:
                 self._requests.flush()  # Sends the tokens so far with their versions.
@@ -297,6 +305,27 @@ class HostedEngine:
             self._requests.refuse_all(f"the engine failed: {type(error).__name__}: {error}")
             return
         self._requests.deliver(output)
+
+
+def _read_folder(found: NamedWeights, *, stays: bool) -> dict[str, Tensor]:
+    """Reads the weights in a folder. stays: its files are never written over, so an engine on cores serves from them.
+
+    A copy would take memory bandwidth, for which decode steps would wait.
+    """
+    if not (stays and isinstance(found, SavedWeights)):
+        return {name: tensor.clone() for name, tensor in found}
+    weights = found.map_files()
+    for name, tensor in weights.items():
+        if tensor.data_ptr() % ALIGNMENT:
+            weights[name] = tensor.clone()
+        else:
+            _touch_pages(tensor)
+    return weights
+
+
+def _touch_pages(tensor: Tensor) -> None:
+    """Reads an element of each page of a tensor in a mapped file, so that a decode step does not wait for the page."""
+    tensor.reshape(-1)[:: max(1, mmap.PAGESIZE // tensor.element_size())].clone()
 
 
 def _make_delta(response: Response, first: int) -> Delta:

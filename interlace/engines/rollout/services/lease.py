@@ -137,9 +137,24 @@ def remove_unused_folders(parent: Path, prefix: str) -> None:
                 continue
             if (folder / OWNER).exists():
                 locks.callback(os.close, _lock(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW))
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_private_folder(folder)
             else:
                 folder.rmdir()
+
+
+def remove_private_folder(folder: Path) -> None:
+    """Removes the private folder of a server, the file of hold_folder() last.
+
+    remove_unused_folders() thus recognizes the remains of a removal that was interrupted. Errors are ignored.
+    """
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != OWNER:
+                path.unlink(missing_ok=True)
+        if all(path.name == OWNER for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(path: Path, flags: int) -> int:
@@ -169,13 +184,13 @@ def find_record(engines: Path, private: Path) -> Path | None:
 
     engines: folder of the records of a run.
     """
-    return next((record for record in engines.glob(RECORDS) if names_folder(record, private)), None)
+    return next((record for record in engines.glob(RECORDS) if names_path(record, private)), None)
 
 
-def names_folder(record: Path, private: Path) -> bool:
-    """Returns whether a record names the private folder of a server. False if the record cannot be read."""
+def names_path(record: Path, path: Path) -> bool:
+    """Returns whether a record names a private folder or a log. False if the record cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return str(private) in record.read_text(encoding="utf-8")
+        return str(path) in record.read_text(encoding="utf-8")
     return False
 
 

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 from interlace.core.errors import DiskFullError, InterlaceError
@@ -19,12 +18,14 @@ from interlace.core.processes import is_stopped, list_children, read_command
 from interlace.engines.rollout.services.guard import DETACH
 from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
 from interlace.engines.rollout.services.lease import (
+    RECORDS,
     AdoptedGuard,
     ServerLease,
     find_record,
-    names_folder,
+    names_path,
     read_number,
     release_folder,
+    remove_private_folder,
 )
 from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
 
@@ -68,7 +69,7 @@ class ServerProcess:
 
         detaches: whether a server with a lease is no child of this process. Ray ends a process with its children.
 
-        The output of a server that this object starts is appended to a log with the name of the lease's record.
+        The output of a server that this object starts is appended to the log. If none is given, see log_file().
         """
         self.address, self.lease, self.log = address, lease, log or log_file(lease)
         self._command = command
@@ -108,7 +109,6 @@ class ServerProcess:
             Path(self.address.url.removeprefix(UNIX)).unlink(missing_ok=True)
         self.sleep_file.unlink(missing_ok=True)
         self.change_file.unlink(missing_ok=True)
-        self.log = log_file(self.lease)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = _count_bytes(self.log)
         self.is_adopted = False
@@ -174,9 +174,9 @@ class ServerProcess:
 
     def remove_files(self) -> None:
         """Removes the private folder, and the record, unless a resumed run has replaced it by another server's."""
-        if names_folder(self.lease.record, self.lease.folder):
+        if names_path(self.lease.record, self.lease.folder):
             self.lease.record.unlink(missing_ok=True)
-        shutil.rmtree(self.lease.folder, ignore_errors=True)
+        remove_private_folder(self.lease.folder)
         release_folder(self.lease.folder)
 
 
@@ -219,8 +219,13 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def log_file(lease: ServerLease) -> Path:
-    """Returns the log of a server that is started with a lease."""
-    return lease.record.with_suffix(".log")
+    """Returns the log of a server that is started with a lease. No other record names this file.
+
+    A server keeps its log if its record gets the number of another engine.
+    """
+    others = [record for record in lease.record.parent.glob(RECORDS) if record != lease.record]
+    names = (lease.record.with_suffix(f".{number}.log" if number else ".log") for number in count())
+    return next(log for log in names if not any(names_path(record, log) for record in others))
 
 
 def _count_bytes(log: Path) -> int:
@@ -241,6 +246,19 @@ def find_guards(engines: Path) -> dict[int, int]:
                 number = read_number(now) if now else first
                 found[int(entry.name)] = first if number is None else number
     return found
+
+
+def kill_stopped_guard(lease: ServerLease) -> bool:
+    """Kills the guard of a server, with the server, if a signal has stopped the guard. Returns whether it did.
+
+    Such a guard notices neither the end of its run nor that of the lease.
+    """
+    killed = False
+    for process in find_guards(lease.record.parent):
+        if str(lease.folder) in read_command(process).split("\0") and is_stopped(process):
+            _signal_group(process, signal.SIGKILL)
+            killed = True
+    return killed
 
 
 def free_port() -> int:

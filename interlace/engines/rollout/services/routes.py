@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,6 +12,7 @@ from interlace.core.types import JSON, Request
 from interlace.engines.rollout.services.manifest import list_files, read_manifest
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
 from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
+from interlace.runtime.http_listener import is_same_key
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 INSUFFICIENT_STORAGE, OUT_OF_MEMORY = 507, 503
 """Status of a full disk, as in WebDAV, and of a server that ran out of memory."""
+LARGEST_BODY = 1 << 30
+"""Bytes of a request's body. The manifest of a large model on many ranks exceeds the limit of the other routes."""
 
 
 class EngineRoutes:
@@ -66,13 +68,15 @@ class EngineRoutes:
 
     async def _read_body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if not secrets.compare_digest(given.encode(), self._key.encode()):
+        if not is_same_key(given, self._key):
             what = "engine routes need the administrator's key: `Authorization: Bearer KEY`."
             return {}, _make_error_response(401, what)
+        content = await _read_content(request)
+        if content is None:
+            return {}, _make_error_response(413, f"the body is larger than {LARGEST_BODY >> 20} MiB.")
         try:
-            # The key allows any size: the manifest of a large model exceeds the limit of the other routes.
-            body = json.loads(await request.content.read() or b"{}")
-        except ValueError as error:
+            body = json.loads(content or b"{}")
+        except (ValueError, RecursionError) as error:
             return {}, _make_error_response(400, f"the body is not JSON: {error}.")
         if not isinstance(body, dict):
             return {}, _make_error_response(400, "the body is not a JSON object.")
@@ -146,6 +150,19 @@ class EngineRoutes:
 
     async def _capacity(self, _: Mapping[str, JSON]) -> JSON:
         return write_capacity(await self._engine.capacity())
+
+
+async def _read_content(request: "web.Request") -> bytes | None:
+    """Returns the body of a request; None if it exceeds LARGEST_BODY, without reading the rest."""
+    if (request.content_length or 0) > LARGEST_BODY:
+        return None
+    parts, size = [], 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > LARGEST_BODY:
+            return None
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _acknowledge(act: Callable[[], Awaitable[None]]) -> "Answer":

@@ -50,17 +50,14 @@ class VersionFolders:
 
         config: folder whose configuration is copied into it. Raises DiskFullError if there is no room.
         """
-        from safetensors.torch import save_file
-
         folder = self._next_path()
         folder.mkdir()
         self._written.append(folder)
         once: dict[object, str] = {}
         for name, tensor in tensors.items():
             once.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
-        kept = {name: tensors[name].detach().cpu().contiguous() for name in once.values()}
         try:
-            save_file(kept, folder / NAME, metadata={"format": "pt"})
+            _write_tensors(folder / NAME, {name: tensors[name] for name in once.values()})
             if config is not None:
                 shutil.copy2(config / "config.json", folder / "config.json")
         except Exception as error:
@@ -86,6 +83,24 @@ class VersionFolders:
         if self._root is not None:
             self._root.remove()
             self._root = None
+
+
+def is_never_changed(folder: Path) -> bool:
+    """Returns whether VersionFolders wrote a folder. Its files may be removed, and are never written over."""
+    return folder.parent.name.startswith(PREFIX) and folder.parent.parent == _find_parent()
+
+
+def _write_tensors(file: Path, tensors: "Mapping[str, Tensor]") -> None:
+    """Writes a safetensors file. Each tensor is copied to the host by itself."""
+    from interlace.weights.content import bytes_of
+    from interlace.weights.file_layout import make_layout
+
+    types = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+    header, places, _ = make_layout({name: (types[name], tuple(tensor.shape)) for name, tensor in tensors.items()})
+    with file.open("wb") as opened:
+        opened.write(header)
+        for name in places:
+            opened.write(bytes_of(tensors[name].detach().cpu().contiguous()))
 
 
 def version_folder_of(ref: WeightRef) -> Path | None:

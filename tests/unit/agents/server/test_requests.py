@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from interlace.agents.server.anthropic import count_ask
 from interlace.agents.server.body import Body
 from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import (
@@ -56,6 +57,36 @@ def test_a_field_that_no_route_knows_is_refused_by_name(model: type[RequestModel
 @pytest.mark.parametrize("model", MINIMAL, ids=lambda model: model.__name__)
 def test_an_unknown_field_that_is_null_counts_as_left_out(model: type[RequestModel]) -> None:
     assert Body({**MINIMAL[model], "guided_json": None, "typo": None}).read(model) == Body(MINIMAL[model]).read(model)
+
+
+FUNCTION = {"name": "add", "description": None, "parameters": None, "strict": None}
+CALL = {"id": None, "type": "function", "function": {"name": "add", "arguments": None}}
+SAID = {"role": "assistant", "content": None, "name": None, "tool_calls": [CALL], "reasoning_content": None}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": None, "text": None, "input": None, "name": None}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (ChatRequest, {"stream_options": {"include_usage": None, "continuous_usage_stats": None}}),
+        (ChatRequest, {"messages": [*ASK["messages"], SAID], "tools": [{"type": "function", "function": FUNCTION}]}),
+        (ChatRequest, {"response_format": {"type": "text", "json_schema": None}}),
+        (ChatRequest, {"chat_template_kwargs": {"enable_thinking": None}}),
+        (ResponsesRequest, {"text": {"format": None, "verbosity": None}, "reasoning": {"effort": None}}),
+        (ResponsesRequest, {"input": [{"role": "user", "content": "hi", "type": None, "call_id": None, "name": None}]}),
+        (ResponsesRequest, {"input": [{"type": "function_call", "name": "add", "arguments": None}]}),
+        (MessagesRequest, {"messages": [{"role": "user", "content": [RESULT]}]}),
+        (MessagesRequest, {"tool_choice": {"type": "auto", "name": None}, "output_config": {"effort": None}}),
+        (GenerateRequest, {"sampling_params": None}),
+        (GenerateRequest, {"sampling_params": {"logprobs": None, "prompt_logprobs": None, "stop": None}}),
+    ],
+)
+def test_a_null_inside_a_part_counts_as_left_out(model: type[RequestModel], fields: dict[str, JSON]) -> None:
+    request = Body({**MINIMAL[model], **fields}).read(model)
+    if isinstance(request, ChatRequest):
+        messages = [one.message("messages") for one in request.messages]
+        assert [call.arguments for call in messages[-1].tool_calls] in ([], [{}])
+        assert [tool.description for tool in request.list_tools()] in ([], [""])
 
 
 @pytest.mark.parametrize(
@@ -115,6 +146,17 @@ def test_messages_of_recent_claude_clients_are_read() -> None:
         assert said == [("system", "Be brief.\n\nTools: none."), ("user", "hi"), ("system", "Now in French.")]
 
     served(session, use)
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "right"),
+    [("system", "tool_use", "assistant"), ("system", "tool_result", "user"), ("user", "tool_use", "assistant")],
+)
+def test_a_tool_block_in_a_message_of_another_role_is_refused(role: str, kind: str, right: str) -> None:
+    """A first system message lost its calls without a word."""
+    messages = [{"role": role, "content": [{"type": kind, "name": "add", "id": "a"}]}, *ASK["messages"]]
+    with pytest.raises(ApiError, match=f"role {role} and has a block of type '{kind}': .* of the role {right}"):
+        count_ask(Body({"messages": messages}).read(CountRequest))
 
 
 def test_a_prefill_is_refused_by_messages() -> None:

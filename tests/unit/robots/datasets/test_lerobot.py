@@ -107,6 +107,26 @@ def test_the_libraries_that_lerobot_uses_read_it(tmp_path: Path) -> None:
     assert len(found) == 16 and found[3]["observation.images.front"].size == (16, 16)
 
 
+def test_a_data_set_with_a_link_is_not_replaced(tmp_path: Path) -> None:
+    """Its other parts were deleted before the link was noticed."""
+    write(tmp_path / "demos")
+    for part in ("data", "meta"):
+        whole = tmp_path / "demos" / part
+        whole.rename(tmp_path / part)
+        whole.symlink_to(tmp_path / part)
+        with pytest.raises(UserError, match=f"demos/{part} is a symbolic link, so the data set is not overwritten"):
+            LeRobotWriter(tmp_path / "demos", fps=FPS, overwrite=True)
+        whole.unlink()
+        (tmp_path / part).rename(whole)
+    LeRobotWriter(tmp_path / "demos", fps=FPS, overwrite=True)
+    (tmp_path / "demos/videos").write_text("a file")
+    with pytest.raises(UserError, match=r"not a recorded data set \(it contains 'videos'\)"):
+        LeRobotWriter(tmp_path / "demos", fps=FPS, overwrite=True)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    with pytest.raises(UserError, match="nowhere is a symbolic link to a folder that does not exist"):
+        LeRobotWriter(tmp_path / "nowhere", fps=FPS)
+
+
 def test_videos_come_back_nearly_equal(tmp_path: Path) -> None:
     pytest.importorskip("av")
     given = write(tmp_path, video=True)

@@ -180,6 +180,22 @@ class _Erring:
         return Learned(metrics={"off_policy/critic_loss": 1.0}, errors=[batch.rewards for batch in batches])
 
 
+def test_one_turn_with_a_tiny_error_does_not_make_the_weights_of_the_others_vanish() -> None:
+    """Prioritised experience replay, section 3.4: (N P)^-beta, divided by the largest weight of the batch."""
+    rule = Priorities(exponent=1.0, importance=0.5)
+    chances = np.array([0.64, 0.36 - 1e-9, 1e-9])
+    found = rule.weights(chances[[[0, 1], [1, 2]]], num_turns=3, num_shown=0)
+    np.testing.assert_allclose(found[0], [0.6 / 0.8, 1], rtol=1e-6)
+    np.testing.assert_allclose(found[1], [(1e-9 / 0.36) ** 0.5, 1], rtol=1e-6)
+
+
+def test_demonstrated_turns_have_the_weight_of_a_uniform_draw() -> None:
+    rule = Priorities(exponent=1.0, importance=1.0)
+    chances = np.array([0.5, 0.25, 0.25])
+    [found] = rule.weights(chances[None, :], num_turns=3, num_shown=2)
+    np.testing.assert_allclose(found, np.array([2 / 3, 4 / 3, 4 / 3, 1, 1]) / (4 / 3), rtol=1e-6)
+
+
 def test_turns_are_drawn_by_the_error_of_their_last_update(tmp_path: Path) -> None:
     replay = Replay(ReplayConfig(), tmp_path / "replay", seed=0)
     replay.add([sample(1, 4, cut_off=True)])
@@ -194,8 +210,8 @@ def test_turns_are_drawn_by_the_error_of_their_last_update(tmp_path: Path) -> No
     counts = np.bincount(drawn.places.ravel(), minlength=4) / 4000
     np.testing.assert_allclose(counts, [0, 1 / 6, 2 / 6, 3 / 6], atol=0.03)
     chances = learner.table.priorities() / learner.table.priorities().sum()
-    expected = (chances[drawn.places[0]] / chances.min()) ** -0.5
-    np.testing.assert_allclose(drawn.weights[0], expected, rtol=1e-5)
+    expected = (4 * chances[drawn.places[0]]) ** -0.5
+    np.testing.assert_allclose(drawn.weights[0], expected / expected.max(), rtol=1e-5)
 
     learner.table.save(tmp_path)
     resumed = OffPolicy(settings=settings, seed=0, priorities=rule)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.forecast.recipe_check import AcceptsHere
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.run.recipe.check import check_recipe
@@ -131,6 +132,9 @@ def test_simulators_that_cannot_save_their_state_are_refused_on_a_device_that_is
     small = replace(shared.device, memory_bytes=shared.together_bytes - 1)
     with pytest.raises(UserError, match=r"Stacked-v0' cannot save its state: .*placement.env=host"):
         check_recipe(recipe, (small,))
+    accepts = AcceptsHere(recipe, (small,), check_recipe(recipe).max_prompt_tokens)
+    assert "cannot save its state" in (accepts(recipe.schedule.resolved) or "")
+    assert accepts(load_recipe("robot-cartpole", DOT).schedule.resolved) is None
     check_recipe(recipe.model_copy(update={"schedule": load_recipe("robot-cartpole", DOT).schedule}), (small,))
 
 

@@ -1,6 +1,7 @@
 """Servers at addresses that cannot serve a run are refused before any work starts, with the address and the fix."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,8 +81,27 @@ def test_an_address_without_a_server_is_named() -> None:
 def test_no_address_at_all_is_refused() -> None:
     with pytest.raises(UserError, match=r"needs servers: set rollout.urls"):
         check([])
-    with pytest.raises(UserError, match=r"'localhost:80' is not one of a server: write http://"):
+    with pytest.raises(UserError, match=r"rollout.urls: 'localhost:80' is not the address of a server: write http://"):
         check(["localhost:80"])
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"http://a:1\nhttp://b:1\nhttp://a:1\n", "has http://a:1 twice. Name each server once"),
+        (b"http://a:1\na:2\n", "'a:2' is not the address of a server: write http://HOST:PORT"),
+        (b"# no address yet\n", "has no address. Write one address a line into it, or set rollout.urls"),
+        (b"\xff\xfe", "is not text in UTF-8"),
+    ],
+)
+def test_a_file_of_addresses_with_a_mistake_is_named(tmp_path: Path, content: bytes, sentence: str) -> None:
+    """A line that was written twice was taken once, and a malformed one was not found by its file."""
+    file = tmp_path / "urls"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(f"rollout.urls_file = '{file}'") + f".*{re.escape(sentence)}"):
+        check([], more=f", urls_file: {file}")
+    with pytest.raises(UserError, match=r"rollout\.urls has http://a:1 twice"):
+        check(["http://a:1", "http://a:1"])
 
 
 def test_a_wrong_key_is_named(hosted: HostedEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from interlace.core.processes import read_stat
+from tests.support.engine_servers import wait_until
 from tests.support.processes import all_gone, handles, running
 
 pytestmark = pytest.mark.ray
@@ -23,12 +25,18 @@ signal.pause()
 """
 
 
-def test_a_killed_command_that_joined_a_ray_leaves_no_shared_memory() -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_killed_command_that_joined_a_ray_leaves_no_shared_memory(is_stopped: bool) -> None:
+    """is_stopped: a signal has stopped the reaper."""
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         folder = Path(driver.stdout.readline().strip())
         reapers = handles(running(driver.pid, "reaper.py"))
         assert folder.is_dir() and len(reapers) == 1
+        if is_stopped:
+            [reaper] = running(driver.pid, "reaper.py")
+            wait_until(lambda: read_stat(reaper)[0] == "S")  # it waits for the end of the driver
+            signal.pidfd_send_signal(reapers[0], signal.SIGSTOP)
         driver.send_signal(signal.SIGKILL)
         assert all_gone(reapers, 30.0)
         assert not folder.exists()

@@ -116,6 +116,24 @@ def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
     assert not killed.folder.exists()
 
 
+def test_a_guard_that_a_signal_has_stopped_ends_after_its_run(tmp_path: Path, folder: Path) -> None:
+    """It noticed nothing, so the server stayed for ever."""
+    run, guard = start_run(tmp_path / "rollout-0.json", folder, 0.0)
+    wait_until(lambda: bool(children(guard)))
+    server = handles(descendants(guard))
+    os.kill(guard, signal.SIGSTOP)
+    run.kill()
+    run.wait()
+    assert all_gone(server, 30.0) and not folder.exists()
+
+
+def test_a_waiting_guard_that_a_signal_has_stopped_ends_with_the_next_run(killed: Killed) -> None:
+    signal.pidfd_send_signal(killed.processes[0], signal.SIGSTOP)
+    with pytest.raises(NotAdoptedError, match="it has ended"):
+        killed.adopt()
+    assert killed.has_ended() and not killed.folder.exists()
+
+
 def test_a_server_ends_with_its_lease_and_leaves_nothing(tmp_path: Path, folder: Path) -> None:
     found = kill_run(tmp_path / "rollout-0.json", folder, 0.5)
     assert found.has_ended() and not folder.exists()

@@ -4,24 +4,26 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.services import routes
 from interlace.engines.rollout.services.dialects.interlace import connect
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.manifest import read_manifest, write_manifest
 from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity, ServiceError
 from interlace.engines.rollout.services.routes import EngineRoutes
+from interlace.engines.rollout.services.wire import ROUTES
 from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
@@ -307,3 +309,38 @@ def test_a_client_reads_why_the_engine_of_a_server_failed() -> None:
 
     asyncio.run(run())
     assert "not finite" in received.deltas[request().id][-1].refusal
+
+
+def test_a_request_that_is_too_large_or_has_an_odd_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of any size was read into memory."""
+    monkeypatch.setattr(routes, "LARGEST_BODY", 1 << 20)
+    hosted = HostedEngine(make(), ServiceCapacity())
+    large = b'{"ids": ["' + b"a" * (1 << 20) + b'"]}'
+
+    async def send_in_parts() -> AsyncIterator[bytes]:
+        yield large[:1000]
+        yield large[1000:]
+
+    async def run() -> None:
+        app = web.Application()
+        EngineRoutes(hosted, "key").add_to(app)
+        async with TestServer(app) as server, ClientSession(server.make_url("/")) as session:
+
+            async def ask(content: bytes | AsyncIterator[bytes]) -> tuple[int, str]:
+                keys = {"Authorization": "Bearer key"}
+                async with session.post(f"{ROUTES}/abort", data=content, headers=keys) as answer:
+                    return answer.status, await answer.text()
+
+            for content in (large, send_in_parts()):
+                status, text = await ask(content)
+                assert status == 413 and "larger than 1 MiB" in text
+            assert (await ask(b'{"ids": []}'))[0] == 200
+            assert (await ask(b"[" * 100_000))[0] == 400
+            read, write = await asyncio.open_connection("127.0.0.1", server.port)
+            write.write(f"POST {ROUTES}/health HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n".encode())
+            write.write(b"Authorization: Bearer \xff\r\n\r\n")
+            assert b" 401 " in await read.readline()
+            write.close()
+        await hosted.close()
+
+    asyncio.run(run())

@@ -44,7 +44,7 @@ def adopt_moved(two_killed: list[Killed], moved: dict[int, int]) -> None:
         server.stop()
         assert two_killed[before].has_ended()
         server.start()
-        assert server.log == record_file(folder, now).with_suffix(".log")
+        assert server.log == two_killed[before].record.with_suffix(".log")
         server.stop()
 
 
@@ -66,6 +66,22 @@ def test_a_server_is_adopted_by_the_engine_at_its_place(
     end_unused_servers(folder, moved.values())
     assert all(two_killed[number].has_ended() for number in {0, 1} - moved.keys())
     adopt_moved(two_killed, moved)
+
+
+def test_no_two_servers_write_to_one_log(tmp_path: Path) -> None:
+    """A server that moved writes to the log with the number that it had. A new one for this number wrote to it too."""
+    command, address = ServerCommand(arguments=()), Address(url="http://127.0.0.1:9")
+
+    def write(number: int, name: str) -> Path:
+        lease = ServerLease(seconds=600.0, record=record_file(tmp_path, number), folder=tmp_path / name)
+        log = write_record(lease, address, command, "model", place=name)
+        assert ServerProcess(command, address, lease).log == log
+        return log
+
+    assert write(1, "first") == tmp_path / "rollout-1.log"
+    assert move_servers(tmp_path, {0: "first"}) == []
+    assert write(1, "second") == tmp_path / "rollout-1.1.log"
+    assert write(2, "third") == tmp_path / "rollout-2.log"
 
 
 @pytest.mark.parametrize("num_changes", range(6))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from interlace.engines.rollout.services.lease import (
     ServerLease,
     hold_folder,
     release_folder,
+    remove_private_folder,
     remove_unused_folders,
 )
 from interlace.engines.rollout.services.process import ServerProcess
@@ -73,6 +75,27 @@ def test_a_folder_is_not_removed_between_the_creation_and_the_lock_of_its_file(t
     os.utime(folder, (0, 0))
     remove_unused_folders(tmp_path, "server-")
     assert not folder.exists()
+
+
+def test_the_remains_of_an_interrupted_removal_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stayed if the file of their run was removed before the model."""
+    folder = tmp_path / "server-left"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model/weights").touch()
+    hold_folder(folder)
+    release_folder(folder)
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            remove_private_folder(folder)
+    assert (folder / OWNER).exists()
+    os.utime(folder, (0, 0))
+    remove_unused_folders(tmp_path, "server-")
+    assert not folder.exists()
+
+
+def raise_interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_folder_that_another_process_has_locked_is_not_held(tmp_path: Path) -> None:

@@ -25,13 +25,15 @@ from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.manifest import TRANSPORTS, read_manifest
 from interlace.engines.rollout.services.protocol import ServiceCapacity
 from interlace.engines.rollout.services.routes import EngineRoutes
-from interlace.engines.rollout.services.version_folders import VersionFolders
+from interlace.engines.rollout.services.version_folders import NAME, PREFIX, VersionFolders
 from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import ITEM_BYTES
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Route, WeightRef
+from interlace.weights.saved import SavedWeights
 from interlace.weights.writer import WeightWriter
 
 MODEL = ModelConfig(path="tiny:micro")
@@ -48,11 +50,17 @@ class Server:
         native = NativeEngine(load_model(MODEL).model, config=NativeConfig(max_tokens=256, max_running=2))
         self.model, self.hosted = native.model, HostedEngine(native, ServiceCapacity())
         self._loop = LoopThread("server")
-        url = self._loop.run(self._start())
-        self._link = ServerLink(lambda: connect(Address(url=url, key="key"), seed=0), SETTINGS)
-        self._link.open()
-        self.engine = ServiceEngine(self._link, ServedModel(limits=WIDE, manifest_transports=TRANSPORTS), REPORT)
+        self._url = self._loop.run(self._start())
+        self._engines: list[ServiceEngine] = []
+        self.engine = self.connect()
         self._reader = WeightReader()
+
+    def connect(self) -> ServiceEngine:
+        """Returns one more engine, of another run."""
+        link = ServerLink(lambda: connect(Address(url=self._url, key="key"), seed=0), SETTINGS)
+        link.open()
+        self._engines.append(ServiceEngine(link, ServedModel(limits=WIDE, manifest_transports=TRANSPORTS), REPORT))
+        return self._engines[-1]
 
     async def _start(self) -> str:
         app = web.Application()
@@ -72,7 +80,8 @@ class Server:
         assert not self.engine.recover()
 
     def close(self) -> None:
-        self.engine.close()
+        for engine in self._engines:
+            engine.close()
         self._loop.run(self._runner.cleanup())
         self._loop.run(self.hosted.close())
         self._loop.close()
@@ -120,6 +129,10 @@ def publish(writer: WeightWriter, version: int, tensors: Mapping[str, Tensor]) -
 
 def check_served(server: Server, expected: Mapping[str, Tensor]) -> None:
     assert not server.engine.health()
+    check_tensors(server, expected)
+
+
+def check_tensors(server: Server, expected: Mapping[str, Tensor]) -> None:
     for name, tensor in expected.items():
         assert torch.equal(server.model.get_parameter(name), tensor), name
 
@@ -143,6 +156,62 @@ def test_servers_that_join_late_miss_a_version_or_start_again_apply_deltas(
                     check_served(server, current)
             current = stepped(current, version)
     assert codecs == ["raw", "delta", "delta", "delta", "raw", "delta", "delta"]
+
+
+@pytest.mark.parametrize("transport", SENT)
+def test_deltas_of_a_run_are_not_applied_to_the_version_of_another_run_at_the_same_server(
+    tmp_path: Path, transport: str, start: Callable[[], Server]
+) -> None:
+    """Both runs begin with equal weights and count their versions alike. Neither sends what it believes to be read."""
+    server = start()
+    first, second = server.engine, server.connect()
+    with trainer(tmp_path / "a", transport, "delta") as one, trainer(tmp_path / "b", transport, "delta") as other:
+        held: dict[str, Tensor] = {}
+        current = {"a": weights(1), "b": weights(1)}
+        num_lost = 0
+        for version in range(1, 8):
+            for name, writer, engine in (("a", one, first), ("b", other, second)):
+                ref = publish(writer, version, current[name])
+                engine.pull_weights(ref, "recompute", WeightReader())
+                if engine.health():  # the server has refused the delta, and serves what it served
+                    num_lost += 1
+                    check_tensors(server, held)
+                    assert not engine.recover()
+                    engine.pull_weights(ref, "recompute", WeightReader())
+                assert not engine.health()
+                held = current[name]
+                check_tensors(server, held)
+                current[name] = stepped(held, version + (100 if name == "b" else 0))
+        assert num_lost >= 8
+
+
+def test_tensors_of_every_type_are_written_for_a_server() -> None:
+    given = {name: torch.ones(size + 1).to(getattr(torch, name)) for size, name in enumerate(ITEM_BYTES)}
+    folders = VersionFolders()
+    try:
+        found = dict(SavedWeights(folders.write(given, None)))
+        assert {name: tensor.dtype for name, tensor in found.items()} == {n: t.dtype for n, t in given.items()}
+        assert all(torch.equal(found[name].double(), tensor.double()) for name, tensor in given.items())
+    finally:
+        folders.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists the mapped files of Linux")
+def test_a_server_serves_from_the_folder_that_the_run_wrote_for_it(tmp_path: Path, start: Callable[[], Server]) -> None:
+    """A copy delayed the running requests. The files of another folder may be written over, so they are copied."""
+    server = start()
+    for version in (1, 2):
+        server.engine.update_weights(weights(version), version, "keep")
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if PREFIX in line}
+        assert mapped == {str(server.engine._folders._written[-1] / NAME)}, "also: the version before is not held"
+        assert all(parameter.data_ptr() % 64 == 0 for parameter in server.model.parameters())
+        check_served(server, weights(version))
+    server.engine._folders.close()
+    check_served(server, weights(2))
+    load_model(MODEL.model_copy(update={"seed": 3})).model.save_pretrained(tmp_path)
+    server.engine.load(tmp_path, 3, "keep")
+    assert not any(str(tmp_path) in line or PREFIX in line for line in Path("/proc/self/maps").read_text().splitlines())
+    check_served(server, weights(3))
 
 
 @pytest.mark.parametrize("codec", ["raw", "cast", "int8"])
