@@ -92,6 +92,7 @@ class AddressKind(EngineKind):
         model = ServedModel(
             limits=limits,
             weights=LiveWeights(empty),
+            tokenizer=loaded.tokenizer,
             form=None if is_ours else find_other_form(empty),
             manifest_transports=TRANSPORTS if is_ours else (),
             manifest_reader=0 if is_ours else None,
