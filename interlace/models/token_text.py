@@ -89,6 +89,12 @@ def drop_added_end(tokenizer: "PreTrainedTokenizerBase", text: str, token_ids: l
     return token_ids if token_ids[-len(bare) :] == bare else token_ids[:-1]
 
 
+def with_end(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> list[int]:
+    """Returns the tokens of an example with the end token at the end, once: rows may have it in their text."""
+    end = int(tokenizer.eos_token_id)
+    return token_ids if token_ids[-1:] == [end] else [*token_ids, end]
+
+
 class TokenBytes:
     """Bytes of the tokens of a tokenizer."""
 

@@ -19,6 +19,7 @@ from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.rows import Row
+from interlace.models.token_text import with_end
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.examples import ExampleWriter
 
@@ -121,7 +122,7 @@ class RowEncoder:
                 "the tokenizer has none. Give text, or take an instruct model or its tokenizer (model.tokenizer)."
             )
         ids: list[int] = self.tokenizer(completion, add_special_tokens=False)["input_ids"]
-        ids = [*ids, self.tokenizer.eos_token_id]
+        ids = with_end(self.tokenizer, ids)
         return ids, [True] * len(ids)
 
     def _read_completion(self, prompt: Prompt, column: str) -> Completion:
