@@ -1,13 +1,18 @@
 """Rows of SFT and DPO as tokens."""
 
 import numpy as np
+import pytest
 
+from interlace.core.errors import UserError
+from interlace.core.messages import Message
 from interlace.core.types import Prompt
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
+from interlace.rollouts.rendering.config import RendererConfig
+from interlace.rollouts.rendering.load import create_renderer
 from interlace.run.recipe.offline_rows import RowEncoder
 
-PLAIN = load_tokenizer(ModelConfig(path="tiny:micro"))
+PLAIN, CHAT = (load_tokenizer(ModelConfig(path=path)) for path in ("tiny:micro", "tiny:micro-chat"))
 
 
 def test_a_completion_has_one_end_token_also_if_its_row_ends_with_it() -> None:
@@ -22,3 +27,20 @@ def test_a_completion_has_one_end_token_also_if_its_row_ends_with_it() -> None:
         return found
 
     assert encode("yes") == encode(f"yes{PLAIN.eos_token}") == [*PLAIN("yes")["input_ids"], PLAIN.eos_token_id]
+
+
+def test_a_completion_that_continues_after_the_end_of_its_turn_is_refused() -> None:
+    """It was cut there, and only its beginning was trained. A tag at the end of the text is the end of the turn."""
+    renderer = create_renderer(CHAT, RendererConfig())
+    encoder = RowEncoder(kind="demonstrations", tokenizer=CHAT, renderer=renderer, demonstrator=None)
+    messages = (Message(role="user", content="hi"),)
+
+    def encode(completion: str) -> str:
+        ids = np.array(renderer.render(messages), np.int32)
+        metadata = {"completion": completion}
+        prompt = Prompt(uid="rows/1", token_ids=ids, text="hi", answer="", messages=messages, metadata=metadata)
+        return str(CHAT.decode(encoder.encode(prompt).token_ids.tolist()))
+
+    assert encode("yes") == encode("yes<|im_end|>") == encode("yes<|im_end|>\n") == "yes<|im_end|>"
+    with pytest.raises(UserError, match=r"rows/1: the text of an answer continues after '<\|im_end\|>'"):
+        encode("yes<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\nno")
