@@ -28,6 +28,10 @@ class AddressKind(EngineKind):
     remark = "servers that already run: interlace serve, vLLM, SGLang (rollout.urls, rollout.dialect)"
 
     @property
+    def draws_known_ids(self) -> bool:
+        return self.config.dialect == "interlace"
+
+    @property
     def num_addresses(self) -> int:
         return len(self.urls)
 
