@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,8 +111,6 @@ def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version(
         return [vllm_chunk(7, "stop")] if path == "/inference/v1/generate" else {}
 
     async def use(client: EngineClient) -> None:
-        from pathlib import Path
-
         await client.load(Path("/weights"), 5, "keep")
         await client.generate([request()], lambda *_: None)
         await client.load(WeightRef(version=6), 6, "keep")
@@ -190,6 +189,27 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
         assert deltas[-1].all_versions == [(2, 3)] and deltas[-1].finish_reason == FinishReason.LENGTH
 
     talk("sglang", handle, use)
+
+
+def test_sglang_finds_no_prefixes_of_an_earlier_version_in_its_cache(tmp_path: Path) -> None:
+    """With on_update=keep the cache is not emptied, and keys and values of a shared prompt stayed of any age."""
+    asked: list[Body] = []
+
+    async def handle(path: str, body: Body) -> Any:
+        if path != "/generate":
+            return {}
+        asked.append(body)
+        meta = {"output_token_logprobs": [[-0.5, 7, None]], "finish_reason": {"type": "stop"}}
+        return [{"meta_info": meta}]
+
+    async def use(client: EngineClient) -> None:
+        for version in (1, 2):
+            await client.generate([request()], lambda _name, _delta: None)
+            await client.load(tmp_path, version, "keep")
+        await client.generate([request()], lambda _name, _delta: None)
+
+    talk("sglang", handle, use)
+    assert [body["extra_key"] for body in asked] == ["version 0", "version 1", "version 2"]
 
 
 def test_sglang_gets_no_request_beyond_its_context() -> None:
