@@ -40,7 +40,6 @@ class SGLangClient(StreamingClient):
     def __init__(self, address: Address, seed: int, own_stops: Sequence[int]) -> None:
         super().__init__(address, seed)
         self._own_stops = frozenset(own_stops)
-        self._version = 0
         self._context: int | None = None
         """Tokens of the longest sequence that the server takes, once capacity() was called."""
 
@@ -55,8 +54,7 @@ class SGLangClient(StreamingClient):
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
-            # Entries of the prefix cache from another version have another key.
-            "extra_key": f"version {self._version}",
+            "extra_key": self._cache_key,
         }
         num_seen, has_ended = 0, False
         async for line in self._connection.lines("/generate", body, on_answer):
@@ -111,7 +109,7 @@ class SGLangClient(StreamingClient):
             found = await self._connection.post("/update_weights_from_disk", body, timeout_s=LONG_S)
             if found.get("success") is False:
                 raise ServiceError(f"{self.name} did not load version {version}: {found.get('message')}")
-            self._version = version
+            self._num_loads += 1
         finally:
             if not was_paused:
                 await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
