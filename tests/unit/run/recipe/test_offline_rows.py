@@ -44,3 +44,22 @@ def test_a_completion_that_continues_after_the_end_of_its_turn_is_refused() -> N
     assert encode("yes") == encode("yes<|im_end|>") == encode("yes<|im_end|>\n") == "yes<|im_end|>"
     with pytest.raises(UserError, match=r"rows/1: the text of an answer continues after '<\|im_end\|>'"):
         encode("yes<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\nno")
+
+
+def test_only_messages_of_the_assistant_are_compared_in_a_pair() -> None:
+    """Completions of several messages have messages of users and tools, which the policy does not write."""
+    renderer = create_renderer(CHAT, RendererConfig())
+    encoder = RowEncoder(kind="pairs", tokenizer=CHAT, renderer=renderer, demonstrator=None)
+    asked = (Message(role="user", content="hi"),)
+
+    def chat(*texts: str) -> list[dict[str, str]]:
+        roles = ("assistant", "user", "assistant")
+        return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+
+    ids = np.array(renderer.render(asked), np.int32)
+    metadata = {"chosen": chat("a", "b", "c"), "rejected": chat("d", "e", "f")}
+    prompt = Prompt(uid="rows/1", token_ids=ids, text="hi", answer="", messages=asked, metadata=metadata)
+    sample = encoder.encode(prompt)
+    assert sample.loss_mask is not None and CHAT.decode(sample.token_ids[sample.loss_mask]) == (
+        "a<|im_end|>c<|im_end|>d<|im_end|>f<|im_end|>"
+    )
