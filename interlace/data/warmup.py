@@ -16,7 +16,7 @@ from interlace.core.random import keyed_random, permutation
 from interlace.core.types import BoolArray, IntArray, Prompt
 from interlace.data.config import Parameter
 from interlace.data.demonstrations.base import Demonstrator
-from interlace.models.token_text import with_end
+from interlace.models.token_text import encode_continuation, with_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +80,7 @@ class Demonstrations:
         prompts = [self._draw_prompt(step * size + offset) for offset in range(size)]
         written = [self._write_messages(prompt) for prompt in prompts]
         texts = [text for text in written if isinstance(text, str)]
-        encoded = iter(self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
+        encoded = map(self._encode_text, texts)
         return [
             Demonstration(prompt=prompt, response_ids=np.array(with_end(self._tokenizer, next(encoded)), np.int32))
             if isinstance(example, str)
@@ -94,8 +94,7 @@ class Demonstrations:
         return [self._write_checked(prompt, round_) for prompt, round_ in draws]
 
     def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return encode_continuation(self._tokenizer, text)
 
     def _write_checked(self, prompt: Prompt, round_: int) -> Demonstration:
         found = self._demonstrator.write_checked(prompt, keyed_random("habit", self._seed, prompt.uid, round_))

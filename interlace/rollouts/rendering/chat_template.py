@@ -183,7 +183,7 @@ class Renderer:
                 "the model would stop there. Remove the tag from the text, or give the further messages separately."
             )
         end = [] if closing else [int(self._tokenizer.eos_token_id)]
-        return [*self._text.encode(said + closing), *end]
+        return [*self._text.encode_after(begin, said + closing), *end]
 
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | IntArray = (), tools: Sequence[ToolSpec] = ()
@@ -297,7 +297,7 @@ class Renderer:
             if token == end or begin is None or end is None:
                 return []
             if token == begin:
-                return self._text.encode(f"\n{self._parser.thoughts[1]}\n\n")
+                return self._text.encode(f"\n{self._parser.thoughts[1]}\n\n", continues=True)
         return []
 
     @property

@@ -19,7 +19,7 @@ from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.rows import Row
-from interlace.models.token_text import with_end
+from interlace.models.token_text import encode_continuation, with_end
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.examples import ExampleWriter
 
@@ -120,8 +120,7 @@ class RowEncoder:
                 f"{_name_row(prompt)}: the completion is a list of messages, which only a chat template can write, and "
                 "the tokenizer has none. Give text, or take an instruct model or its tokenizer (model.tokenizer)."
             )
-        ids: list[int] = self.tokenizer(completion, add_special_tokens=False)["input_ids"]
-        ids = with_end(self.tokenizer, ids)
+        ids = with_end(self.tokenizer, encode_continuation(self.tokenizer, completion))
         return ids, [True] * len(ids)
 
     def _read_completion(self, prompt: Prompt, column: str) -> Completion:

@@ -11,6 +11,7 @@ from interlace.models.loading import load_tokenizer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import create_renderer
 from interlace.run.recipe.offline_rows import RowEncoder
+from tests.support.tokenizers import spacing_tokenizer
 
 PLAIN, CHAT = (load_tokenizer(ModelConfig(path=path)) for path in ("tiny:micro", "tiny:micro-chat"))
 
@@ -27,6 +28,37 @@ def test_a_completion_has_one_end_token_also_if_its_row_ends_with_it() -> None:
         return found
 
     assert encode("yes") == encode(f"yes{PLAIN.eos_token}") == [*PLAIN("yes")["input_ids"], PLAIN.eos_token_id]
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_completion_continues_its_prompt_without_a_space_of_the_tokenizer(kind: str) -> None:
+    """Tokenizers of SentencePiece put a space before each text, which the model learned to write before its answers."""
+    tokenizer = spacing_tokenizer(kind)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + (eos_token if m.role == 'assistant' else '\n') }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    chat = create_renderer(tokenizer, RendererConfig())
+    asked, said = Message(role="user", content="a<end>b"), Message(role="assistant", content="yes")
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    for renderer, before, written in ((None, "1+1=", "yes"), (None, "is it?", " yes"), (chat, "", "yes")):
+        encoder = RowEncoder(kind="demonstrations", tokenizer=tokenizer, renderer=renderer, demonstrator=None)
+        messages = () if renderer is None else (asked,)
+        ids = encode(before) if renderer is None else renderer.render(messages)
+        prompt = Prompt(
+            uid="rows/1", token_ids=np.array(ids, np.int32), text="", answer="", messages=messages,
+            metadata={"completion": written},
+        )  # fmt: skip
+        whole = [*ids, *encoder.encode(prompt).token_ids.tolist()]
+        text = f"{before}{written}<end>" if renderer is None else "user: a<end>b\nassistant: yes<end>"
+        assert tokenizer.decode(whole) == text
+        if renderer is None:
+            assert whole == encode(text)
+    assert chat.answer([asked], said)[0] == encode("yes")[0]
 
 
 def test_a_completion_that_continues_after_the_end_of_its_turn_is_refused() -> None:
