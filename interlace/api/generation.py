@@ -13,8 +13,8 @@ from interlace.data.chat import read_messages
 from interlace.data.config import PromptFormat
 from interlace.data.formatting import Write, render, to_prompts
 from interlace.data.rows import Row
-from interlace.engines.rollout.decode_loop import ends_with_text
 from interlace.engines.rollout.filters import reshape_logits, reshapes_logits
+from interlace.engines.rollout.stop_strings import ends_with_text
 from interlace.models.loading import count_ids
 from interlace.models.size import context_length
 from interlace.models.stop_tokens import list_stop_tokens

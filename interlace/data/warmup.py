@@ -16,6 +16,7 @@ from interlace.core.random import keyed_random, permutation
 from interlace.core.types import BoolArray, IntArray, Prompt
 from interlace.data.config import Parameter
 from interlace.data.demonstrations.base import Demonstrator
+from interlace.models.token_text import encode_continuation, with_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,10 +80,9 @@ class Demonstrations:
         prompts = [self._draw_prompt(step * size + offset) for offset in range(size)]
         written = [self._write_messages(prompt) for prompt in prompts]
         texts = [text for text in written if isinstance(text, str)]
-        encoded = iter(self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
-        end = self._tokenizer.eos_token_id
+        encoded = map(self._encode_text, texts)
         return [
-            Demonstration(prompt=prompt, response_ids=np.array([*next(encoded), end], np.int32))
+            Demonstration(prompt=prompt, response_ids=np.array(with_end(self._tokenizer, next(encoded)), np.int32))
             if isinstance(example, str)
             else self._encode_conversation(prompt, example)
             for prompt, example in zip(prompts, written, strict=True)
@@ -94,13 +94,12 @@ class Demonstrations:
         return [self._write_checked(prompt, round_) for prompt, round_ in draws]
 
     def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return encode_continuation(self._tokenizer, text)
 
     def _write_checked(self, prompt: Prompt, round_: int) -> Demonstration:
         found = self._demonstrator.write_checked(prompt, keyed_random("habit", self._seed, prompt.uid, round_))
         if isinstance(found.response, str):
-            ids = np.array([*self._encode_text(found.response), self._tokenizer.eos_token_id], np.int32)
+            ids = np.array(with_end(self._tokenizer, self._encode_text(found.response)), np.int32)
             shown = Demonstration(prompt=prompt, response_ids=ids)
             num_free = len(self._encode_text(found.free_letters)) if found.free_letters else 0
         else:

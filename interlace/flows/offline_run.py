@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from interlace.algorithms.advantages import select_trained
 from interlace.algorithms.base import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.types import FloatArray, Metrics, Sample, SampleGroup, SampleKey, TerminalEvent
@@ -144,5 +145,8 @@ class OfflineRun:
             for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True)
         ]
         policy, reference = await self._groups.actor.logprobs(mismatched), await self._compute_reference(mismatched)
-        ratios = [float((mine - theirs).sum()) for mine, theirs in zip(policy, reference, strict=True)]
+        ratios = [
+            float(select_trained(mine - theirs, sample).sum())
+            for sample, mine, theirs in zip(mismatched, policy, reference, strict=True)
+        ]
         return max(0.0, sum(ratios) / (2 * len(ratios)))

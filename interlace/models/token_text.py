@@ -12,6 +12,10 @@ _INCOMPLETE = "\ufffd"
 """Character that a decoder writes for the bytes of an incomplete character."""
 _SPACE = "\u2581"
 """Character of SentencePiece for a space."""
+_FIRST_SPACES = (_SPACE, "\u0120")
+"""Characters of SentencePiece and of byte-level tokenizers for a space before a text."""
+_BEFORE = "\n"
+"""Text with which tokens seldom continue: a text is tokenized after it."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Token of SentencePiece for one byte."""
 
@@ -87,6 +91,26 @@ def drop_added_end(tokenizer: "PreTrainedTokenizerBase", text: str, token_ids: l
         return token_ids
     bare = tokenizer(text, add_special_tokens=False)["input_ids"]
     return token_ids if token_ids[-len(bare) :] == bare else token_ids[:-1]
+
+
+def with_end(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> list[int]:
+    """Returns the tokens of an example with the end token at the end, once: rows may have it in their text."""
+    end = int(tokenizer.eos_token_id)
+    return token_ids if token_ids[-1:] == [end] else [*token_ids, end]
+
+
+def adds_space(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Returns whether a tokenizer puts a space before each text, as most of SentencePiece do."""
+    first = tokenizer("a", add_special_tokens=False)["input_ids"][:1]
+    return any(str(piece).startswith(_FIRST_SPACES) for piece in tokenizer.convert_ids_to_tokens(first))
+
+
+def encode_continuation(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Returns the tokens of a text that follows other text, without the space that some tokenizers put before it."""
+    if not text or not adds_space(tokenizer):
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    before, whole, alone = tokenizer([_BEFORE, _BEFORE + text, text], add_special_tokens=False)["input_ids"]
+    return list(whole[len(before) :] if whole[: len(before)] == before else alone)
 
 
 class TokenBytes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.types import JSON
+from interlace.models.token_text import adds_space, encode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,15 +43,24 @@ class TypedTags:
         masked = ("tool_calls", *(() if message["role"] == "assistant" else ("content",)))
         return {name: self.hold(value) if name in masked else value for name, value in message.items()}
 
-    def encode(self, text: str) -> list[int]:
-        """Tokenizes a template's text. The template's tags become their ids; masked tags become text."""
-        if HOLD not in text:
-            return self._encode(text)
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
+        """Tokenizes a template's text. The template's tags become their ids; masked tags become text.
+
+        continues: whether other text is before it, so that the tokenizer adds no space.
+        """
         found: list[int] = []
         # Every second part is the number of a masked tag.
-        for place, part in enumerate(self._held.split(text)):
-            found += self._spelled(self._tags[int(part)]) if place % 2 else self._encode(part)
+        for place, part in enumerate(self._held.split(text) if HOLD in text else (text,)):
+            is_later = continues or bool(found)
+            found += self._spelled(self._tags[int(part)], is_later) if place % 2 else self._encode(part, is_later)
         return found
+
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """Tokenizes the text after `before`, of which the tokens are there: as in the whole text, if that is so."""
+        if not adds_space(self._tokenizer):
+            return self.encode(text)
+        known, whole = self.encode(before), self.encode(before + text)
+        return whole[len(known) :] if whole[: len(known)] == known else self.encode(text, continues=True)
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenizes several texts as encode() does; those without masked tags in one call."""
@@ -58,12 +68,16 @@ class TypedTags:
         found = iter(self._tokenizer(plain, add_special_tokens=False)["input_ids"] if plain else ())
         return [self.encode(text) if HOLD in text else list(next(found)) for text in texts]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, continues: bool = False) -> list[int]:
+        if continues:
+            return encode_continuation(self._tokenizer, text)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
-    def _spelled(self, tag: str) -> list[int]:
+    def _spelled(self, tag: str, continues: bool = False) -> list[int]:
         """Tokenizes a tag as letters, in two parts that are not tags."""
-        return self._encode(tag) if tag == HOLD else [*self._encode(tag[:1]), *self._encode(tag[1:])]
+        if tag == HOLD:
+            return self._encode(tag, continues)
+        return [*self._encode(tag[:1], continues), *self._encode(tag[1:], True)]
 
 
 def special_tags(tokenizer: "PreTrainedTokenizerBase") -> TypedTags:

@@ -133,6 +133,6 @@ def test_each_route_that_is_called_is_one_of_sglangs(package: Callable[[str], st
 def test_each_field_of_a_message_is_one_of_sglangs(package: Callable[[str], str]) -> None:
     source = package("managers/io_struct.py")
     known = annotated(source, "GenerateReqInput") | annotated(source, "UpdateWeightFromDiskReqInput")
-    sent = {"rid", "input_ids", "sampling_params", "return_logprob", "stream", "logprob_start_len"}
+    sent = {"rid", "input_ids", "sampling_params", "return_logprob", "stream", "extra_key", "logprob_start_len"}
     sent |= {"model_path", "weight_version", "flush_cache", "abort_all_requests", "keep_pause"}
     assert sent <= known, sent - known

@@ -31,3 +31,16 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", clean_up_tokenization_spaces=False
     )
+
+
+def spacing_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a space before each text, as SentencePiece does; of kind "llama" also after each tag."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    if kind == "llama":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    trainer = trainers.BpeTrainer(vocab_size=150, special_tokens=["<pad>", "<end>", "<unk>"])
+    tokenizer.train_from_iterator([chr(code) for code in range(33, 127)] + ["\n\u2581 yes yes"], trainer)
+    return _fast(tokenizer)

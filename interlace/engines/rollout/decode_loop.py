@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,6 +34,7 @@ from interlace.engines.rollout.sampling import (
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
 from interlace.engines.rollout.speculative import Speculator
+from interlace.engines.rollout.stop_strings import ends_with_text
 from interlace.models.action_head import head_of
 from interlace.models.inputs import InputEmbedding, input_embedding
 from interlace.models.loading import count_ids
@@ -273,15 +274,6 @@ class DecodeLoop:
             return False
         response = table.token_ids[row, table.num_prompt[row] : table.num_tokens[row]]
         return ends_with_text(response, stops, self._tokenizer)
-
-
-def ends_with_text(
-    response: Sequence[int] | Int64Array, stops: Sequence[str], tokenizer: "PreTrainedTokenizerBase"
-) -> bool:
-    """Returns whether the decoded end of a response contains one of some texts, at least one."""
-    # A token can be a quarter of a character, and the first decoded one may be a fragment.
-    text = tokenizer.decode(np.asarray(response[-(4 * max(map(len, stops)) + 8) :]).tolist())
-    return any(stop in text for stop in stops)
 
 
 class Counters:

@@ -19,11 +19,13 @@ from interlace.engines.rollout.protocol import (
     SwitchMode,
     check_mode,
 )
+from interlace.engines.rollout.stop_strings import find_resumed_stop
 from interlace.weights.ref import UpdateMode
 from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 Generated: TypeAlias = tuple[str, Sequence[int], Sequence[float], FinishReason | None]
 """Id of a request, its new tokens, their log-probs, and the reason of its end; None if it continues."""
@@ -113,6 +115,19 @@ class LiveRequests:
             )
         if versions:
             self._live[name].versions[-len(versions) :] = versions
+
+    def cut_at_stop(self, name: str, num_new: int, tokenizer: "PreTrainedTokenizerBase | None") -> bool:
+        """Removes the tokens after a stop string that began before the request was resumed. Returns whether it has one.
+
+        num_new: number of the last tokens, which were not searched yet. tokenizer: if None, nothing is searched.
+        """
+        progress = self._live[name]
+        end = tokenizer and find_resumed_stop(progress.request, progress.token_ids, num_new, tokenizer)
+        if not end:
+            return False
+        for column in (progress.token_ids, progress.logprobs, progress.versions):
+            del column[end:]
+        return True
 
     def end(self, name: str, reason: FinishReason, num_cached_tokens: int = 0) -> Response:
         """Removes a request and returns its response."""

@@ -58,8 +58,9 @@ class MinibatchTotals:
         )
 
     def metrics(self) -> Metrics:
-        """Returns means and maxima. Empty if nothing was added."""
-        return {name: total / self.denominators[name] for name, total in self.sums.items()} | dict(self.maxima)
+        """Returns means and maxima. Empty if nothing was added; a name without numbers has no mean."""
+        means = {name: total / count for name, total in self.sums.items() if (count := self.denominators[name])}
+        return means | dict(self.maxima)
 
 
 def _combine(function: Callable[[list[float]], float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -44,11 +44,21 @@ def make_supervised_sample(
 
 
 def preference_sample(
-    prompt_ids: Sequence[int] | IntArray, chosen_ids: Sequence[int] | IntArray, rejected_ids: Sequence[int] | IntArray
+    prompt_ids: Sequence[int] | IntArray,
+    chosen_ids: Sequence[int] | IntArray,
+    rejected_ids: Sequence[int] | IntArray,
+    compared: tuple[BoolArray | None, BoolArray | None] = (None, None),
 ) -> Sample:
-    """Makes a sample to accumulate of a pair: two branches below one prompt, marked by the sign of the advantages."""
+    """Makes a sample to accumulate of a pair: two branches below one prompt, marked by the sign of the advantages.
+
+    compared: [L] of each completion, False on tokens that the model only reads, such as messages of the user; None
+    compares all.
+    """
     chosen, rejected = np.asarray(chosen_ids, np.int32), np.asarray(rejected_ids, np.int32)
     prompt = Prompt(uid="pair", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
     signs = np.concatenate([np.ones(len(chosen), np.float32), -np.ones(len(rejected), np.float32)])
-    segments = (Segment(token_ids=chosen), Segment(token_ids=rejected))
+    segments = (
+        Segment(token_ids=chosen, sampled=compared[0]),
+        Segment(token_ids=rejected, sampled=compared[1]),
+    )
     return Sample(key=SampleKey(0, 0), prompt=prompt, segments=segments, advantages=signs)

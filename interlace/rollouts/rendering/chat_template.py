@@ -163,7 +163,10 @@ class Renderer:
         self._written_tools = {*self._written_tools, kind} if len(self._written_tools) < MOST_WRITTEN else {kind}
 
     def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """Writes an answer to `messages` as the model would sample it, including its end token: an example."""
+        """Writes an answer to `messages` as the model would sample it, including its end token: an example.
+
+        Raises UserError for an answer that has text after the end token, which a model could not sample.
+        """
         begin = self.text(messages, tools)
         whole = self.text([*messages, answer], tools, prompts=False)
         if not whole.startswith(begin):
@@ -171,11 +174,16 @@ class Renderer:
                 "the chat template changes the text of a conversation when an answer follows, so examples cannot be "
                 "rendered with it. Take another model, or examples that are text."
             )
-        said, closing, _ = (
+        said, closing, rest = (
             whole[len(begin) :].partition(self._closing) if self._closing else (whole[len(begin) :], "", "")
         )
+        if closing and closing in rest and rest.replace(closing, "").strip():
+            raise UserError(
+                f"the text of an answer continues after {closing!r}, with which this chat template ends an answer, so "
+                "the model would stop there. Remove the tag from the text, or give the further messages separately."
+            )
         end = [] if closing else [int(self._tokenizer.eos_token_id)]
-        return [*self._text.encode(said + closing), *end]
+        return [*self._text.encode_after(begin, said + closing), *end]
 
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | IntArray = (), tools: Sequence[ToolSpec] = ()
@@ -289,7 +297,7 @@ class Renderer:
             if token == end or begin is None or end is None:
                 return []
             if token == begin:
-                return self._text.encode(f"\n{self._parser.thoughts[1]}\n\n")
+                return self._text.encode(f"\n{self._parser.thoughts[1]}\n\n", continues=True)
         return []
 
     @property

@@ -27,7 +27,10 @@ class ExampleWriter:
                     f"the example for {prompt.uid} has a message of {messages[place].role} before any answer."
                 )
             answer = messages[place]
-            drawn = self._renderer.answer(said, answer, tools)
+            try:
+                drawn = self._renderer.answer(said, answer, tools)
+            except UserError as error:
+                raise UserError(f"the example for {prompt.uid}: {error}") from None
             ids, imitated, place = [*ids, *drawn], [*imitated, *[True] * len(drawn)], place + 1
             new = list(takewhile(lambda message: message.role != "assistant", messages[place:]))
             if new:

@@ -198,7 +198,8 @@ class Recipe(Config):
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints. With 0, only one checkpoint at the end."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last."""
+    """Steps between evaluations on held-out prompts. With 0, only before the first step and after the last. With
+    `schedule.sync_every` above 1, an evaluation that falls due between two publications follows with the next one."""
     keep_checkpoints: Annotated[int, BeforeValidator(_refuse_foreign_value("keep_checkpoints"))] = Field(
         default=2, ge=1
     )

@@ -12,13 +12,14 @@ from interlace.algorithms.base import RowKind
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages
 from interlace.core.random import keyed_random
-from interlace.core.types import Prompt, Sample
+from interlace.core.types import BoolArray, Prompt, Sample
 from interlace.data.chat import read_message
 from interlace.data.columns import CHAT, CHOSEN, COMPLETION, REJECTED
 from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.rows import Row
+from interlace.models.token_text import encode_continuation, with_end
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.examples import ExampleWriter
 
@@ -77,17 +78,16 @@ class RowEncoder:
 
         if self.kind == "demonstrations":
             ids, imitated = self._encode_tokens(prompt, self._read_completion(prompt, COMPLETION))
-            sample = make_supervised_sample(
-                prompt.token_ids, ids, None if all(imitated) else np.array(imitated, np.bool_)
-            )
+            sample = make_supervised_sample(prompt.token_ids, ids, _make_mask(imitated))
             return replace(sample, prompt=prompt)
         chosen, rejected = self._read_completion(prompt, CHOSEN), self._read_completion(prompt, REJECTED)
         if chosen == rejected:
             raise UserError(f"{_name_row(prompt)}: `chosen` and `rejected` are equal, so the pair prefers nothing.")
         if self.scores is not None:
             return self._make_scored_pair(prompt, chosen, rejected)
-        (mine, _), (theirs, _) = self._encode_tokens(prompt, chosen), self._encode_tokens(prompt, rejected)
-        return replace(preference_sample(prompt.token_ids, mine, theirs), prompt=prompt)
+        (mine, own), (theirs, other) = self._encode_tokens(prompt, chosen), self._encode_tokens(prompt, rejected)
+        compared = _make_mask(own), _make_mask(other)
+        return replace(preference_sample(prompt.token_ids, mine, theirs, compared), prompt=prompt)
 
     def _make_scored_pair(self, prompt: Prompt, chosen: Completion, rejected: Completion) -> Sample:
         from interlace.engines.train import make_pair_sample
@@ -120,8 +120,7 @@ class RowEncoder:
                 f"{_name_row(prompt)}: the completion is a list of messages, which only a chat template can write, and "
                 "the tokenizer has none. Give text, or take an instruct model or its tokenizer (model.tokenizer)."
             )
-        ids: list[int] = self.tokenizer(completion, add_special_tokens=False)["input_ids"]
-        ids = [*ids, self.tokenizer.eos_token_id]
+        ids = with_end(self.tokenizer, encode_continuation(self.tokenizer, completion))
         return ids, [True] * len(ids)
 
     def _read_completion(self, prompt: Prompt, column: str) -> Completion:
@@ -209,6 +208,11 @@ def make_wrong_answer(text: str, rng: Random) -> str:
     else:
         letters.append("0")
     return "".join(letters)
+
+
+def _make_mask(is_assistants: Sequence[bool]) -> BoolArray | None:
+    """Returns the mask of the tokens that the assistant writes; None if it writes all."""
+    return None if all(is_assistants) else np.array(is_assistants, np.bool_)
 
 
 def _name_row(prompt: Prompt) -> str:

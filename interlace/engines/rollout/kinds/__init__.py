@@ -60,8 +60,6 @@ class EngineSite:
 class EngineKind(ABC):
     """Kind of engine with a name in recipes. A subclass states the requirements of its engines and creates them."""
 
-    draws_known_ids: ClassVar[bool] = False
-    """True if the engines never draw ids after the tokenizer's last one; the trainer then leaves these out too."""
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     lacks: ClassVar[Mapping[Feature, str]] = {}
     """Abilities that these engines lack, each with the reason."""
@@ -78,6 +76,12 @@ class EngineKind(ABC):
     def num_devices(self, pool: str) -> int | None:  # noqa: ARG002 - the result of some engines depends on the pool
         """Returns the devices of a pool (cpu, cuda) that one instance uses; None for as many as it has threads."""
         return 1
+
+    @property
+    def draws_known_ids(self) -> bool:
+        """Returns True if the engines never draw ids after the tokenizer's last one. The trainer then leaves these out
+        too."""
+        return False
 
     @property
     def num_ranks(self) -> int:

@@ -32,6 +32,10 @@ class AddressKind(EngineKind):
     remark = "servers that already run: interlace serve, vLLM, SGLang (rollout.urls, rollout.dialect)"
 
     @property
+    def draws_known_ids(self) -> bool:
+        return self.config.dialect == "interlace"
+
+    @property
     def num_addresses(self) -> int:
         return len(self.urls)
 
@@ -115,6 +119,7 @@ class AddressKind(EngineKind):
         model = ServedModel(
             limits=limits,
             weights=LiveWeights(empty),
+            tokenizer=loaded.tokenizer,
             form=None if is_ours else find_other_form(empty),
             manifest_transports=TRANSPORTS if is_ours else (),
             manifest_reader=0 if is_ours else None,

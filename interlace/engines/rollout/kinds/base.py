@@ -96,6 +96,7 @@ class ServedKind(EngineKind, ABC):
         model = ServedModel(
             limits=limits,
             weights=LiveWeights(empty),
+            tokenizer=loaded.tokenizer,
             form=None if self.reads_own_names else find_other_form(empty),
             folder=server.lease.folder / MODEL,
             manifest_transports=self.manifest_transports,

@@ -21,12 +21,15 @@ class InterlaceKind(ServedKind):
 
     Config = InterlaceConfig
     config: InterlaceConfig
-    draws_known_ids = True
     dialect = "interlace"
     report = EngineReport(attention="interlace serve", invariant=True, reason="it is the native engine")
     manifest_transports = TRANSPORTS
     reads_own_names = True
     remark = "the native engine in processes with an address"
+
+    @property
+    def draws_known_ids(self) -> bool:
+        return True
 
     def absence(self, pool: str) -> str | None:
         del pool

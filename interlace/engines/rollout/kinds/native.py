@@ -17,12 +17,15 @@ class NativeKind(EngineKind):
 
     Config = NativeConfig
     config: NativeConfig
-    draws_known_ids = True
     takes_adapters = True
     remark = "serves any causal language model of transformers"
 
     def num_devices(self, pool: str) -> int | None:
         return None if pool == "cpu" and self.num_ranks == 1 else self.num_ranks
+
+    @property
+    def draws_known_ids(self) -> bool:
+        return True
 
     @property
     def num_ranks(self) -> int:

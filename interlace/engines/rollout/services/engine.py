@@ -28,6 +28,7 @@ from interlace.weights.saved import SavedForm, SavedFormWeights, SavedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from interlace.engines.rollout.live_weights import LiveWeights
 
@@ -49,6 +50,8 @@ class ServedModel:
     """Transports of the versions that the server reads by a manifest."""
     manifest_reader: int | None = None
     """Process that reads manifests, 0 for a server at an address; None if the server reads none."""
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    """Finds stop strings that began before a request was resumed; None if the server finds them."""
     form: SavedForm | None = None
     """Names and shapes of the weights in the folders that the server reads; None if they are the model's."""
 
@@ -94,6 +97,11 @@ class LinkedServer:
     def close(self) -> None:
         self._link.close()
         self._folders.close()
+
+    def _withdraw(self, name: str) -> None:
+        """Ends a running request, and ignores its later deltas."""
+        self._link.inbox.forget(name)
+        self._link.call(lambda client: client.abort([name]))
 
     def _write_folder(self, weights: "Mapping[str, Tensor]") -> Path:
         """Writes a version into a folder that the server reads."""
@@ -288,9 +296,14 @@ class ServiceEngine(LinkedServer):
                 self._link.lose(f"it returned an invalid result: {error}")
                 break
             count += len(delta.token_ids)
-            if delta.finish_reason is None:
+            reason = delta.finish_reason
+            if self._live.cut_at_stop(name, len(delta.token_ids), self._model.tokenizer):
+                reason = FinishReason.STOP
+                if delta.finish_reason is None:
+                    self._withdraw(name)
+            if reason is None:
                 continue
-            response = self._live.end(name, delta.finish_reason, delta.num_cached_tokens)
+            response = self._live.end(name, reason, delta.num_cached_tokens)
             if response.finish_reason == FinishReason.ABORTED and name not in aborted:
                 self.submit(response.resumed)
             else:

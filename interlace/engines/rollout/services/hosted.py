@@ -203,7 +203,7 @@ class HostedEngine:
             raise
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return await self._call_function(lambda: score_sequences(self._engine.model, sequences))
+        return await self._call_function(lambda: score_sequences(self._engine, sequences))
 
     async def abort(self, ids: Sequence[str]) -> None:
         await self._call_function(lambda: self._requests.end(ids))
@@ -337,24 +337,26 @@ def _make_delta(response: Response, first: int) -> Delta:
 
 
 @torch.inference_mode()
-def score_sequences(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+def score_sequences(engine: "NativeEngine", sequences: Sequence[Sequence[int]]) -> list[list[float]]:
     """Returns the log-prob of each token after the first, for each sequence, at temperature 1.
 
-    The model's attention implementation is restored afterwards.
+    Log-probs are normalized over the ids that the engine draws, as in training. The model's attention implementation is
+    restored afterwards.
     """
+    model, num_ids = engine.model, engine.limits.num_drawable
     served_by = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     try:
-        return [_score(model, sequence) for sequence in sequences]
+        return [_score(model, sequence, num_ids) for sequence in sequences]
     finally:
         model.set_attn_implementation(served_by)
 
 
-def _score(model: PreTrainedModel, sequence: Sequence[int]) -> list[float]:
+def _score(model: PreTrainedModel, sequence: Sequence[int], num_ids: int | None) -> list[float]:
     if len(sequence) < 2:
         return []
     tokens = torch.tensor([list(sequence)], device=model.device)
-    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1, :num_ids].float()
     logprobs = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
     found: list[float] = logprobs.tolist()
     return found

@@ -25,3 +25,13 @@ def test_a_number_of_a_sample_does_not_depend_on_its_tokens() -> None:
 def test_a_rank_without_samples_adds_nothing() -> None:
     empty = Minibatch().close()
     assert MinibatchTotals.add_up([empty, close([1.0], [0.25])]).metrics()["pair"] == 0.25
+
+
+def test_a_metric_of_some_tokens_is_missing_if_there_are_none() -> None:
+    """A loss may report a number of its clipped tokens alone, and no token may be clipped."""
+    batch = Minibatch()
+    batch.add(loss=torch.tensor(2.0), values={}, count=2, denominator=2.0)
+    batch.add_values({"of_clipped": torch.zeros(0)})
+    assert batch.close().metrics() == {"loss": 1.0}
+    batch.add_values({"of_clipped": torch.tensor([3.0])})
+    assert batch.close().metrics() == {"loss": 1.0, "of_clipped": 3.0}

@@ -62,6 +62,16 @@ class StreamingClient(HttpClient, ABC):
         self._sent_as: dict[str, str] = {}
         """Id at the server of each running request; a resumed request gets a new id."""
         self._is_paused = False
+        self._num_loads = 0
+        """Number of loads of weights."""
+
+    @property
+    def _cache_key(self) -> str:
+        """Returns the key of the server's prefix cache: it finds no keys and values that other weights computed.
+
+        A run may load other weights under one version, such as those of its last step for the last evaluation.
+        """
+        return f"load {self._num_loads}"
 
     @abstractmethod
     async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta, on_answer: Callable[[], None]) -> bool:

@@ -54,6 +54,7 @@ class SGLangClient(StreamingClient):
             "sampling_params": sampling,
             "return_logprob": True,
             "stream": True,
+            "extra_key": self._cache_key,
         }
         num_seen, has_ended = 0, False
         async for line in self._connection.lines("/generate", body, on_answer):
@@ -108,6 +109,7 @@ class SGLangClient(StreamingClient):
             found = await self._connection.post("/update_weights_from_disk", body, timeout_s=LONG_S)
             if found.get("success") is False:
                 raise ServiceError(f"{self.name} did not load version {version}: {found.get('message')}")
+            self._num_loads += 1
         finally:
             if not was_paused:
                 await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)

@@ -40,17 +40,12 @@ DATA, DONE = b"data: ", b"[DONE]"
 class VLLMClient(StreamingClient):
     """EngineClient of vLLM's server. Each request is one stream."""
 
-    def __init__(self, address: Address, seed: int) -> None:
-        super().__init__(address, seed)
-        self._version = 0
-
     async def _follow(self, request: Request, sent_as: str, on_delta: OnDelta, on_answer: Callable[[], None]) -> bool:
         body: dict[str, JSON] = {
             "request_id": sent_as,
             "token_ids": list_tokens(request),
             "sampling_params": self._write_sampling(request),
-            # Blocks of the prefix cache from another version have another key.
-            "cache_salt": f"version {self._version}",
+            "cache_salt": self._cache_key,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -66,7 +61,7 @@ class VLLMClient(StreamingClient):
         body: dict[str, JSON] = {
             "token_ids": [int(token) for token in sequence],
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
-            "cache_salt": f"version {self._version}",
+            "cache_salt": self._cache_key,
         }
         found: Any = await self._connection.post("/inference/v1/generate", body, timeout_s=LONG_S)
         each = found.get("prompt_logprobs")
@@ -103,7 +98,7 @@ class VLLMClient(StreamingClient):
             )
             await self._connection.post("/collective_rpc", body, timeout_s=LONG_S)
             await self._connection.post("/update_weight_version", {"new_version": str(version)}, timeout_s=SHORT_S)
-            self._version = version
+            self._num_loads += 1
         finally:
             if not was_paused:
                 await self.resume()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,11 +99,11 @@ def test_vllm_streams_tokens_and_reports_versions_at_the_end() -> None:
     talk("vllm", handle, use)
     (body,) = seen
     assert body["token_ids"] == [1, 2, 6] and body["sampling_params"]["max_tokens"] == 2
-    assert body["cache_salt"] == "version 0" and body["sampling_params"]["logit_bias"] == {"5": -1e30}
+    assert body["cache_salt"] == "load 0" and body["sampling_params"]["logit_bias"] == {"5": -1e30}
     assert body["sampling_params"]["skip_special_tokens"] is False  # else vLLM finds no stop string that is one
 
 
-def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version() -> None:
+def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_load() -> None:
     calls: list[tuple[str, Body]] = []
 
     async def handle(path: str, body: Body) -> Any:
@@ -110,8 +111,6 @@ def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version(
         return [vllm_chunk(7, "stop")] if path == "/inference/v1/generate" else {}
 
     async def use(client: EngineClient) -> None:
-        from pathlib import Path
-
         await client.load(Path("/weights"), 5, "keep")
         await client.generate([request()], lambda *_: None)
         await client.load(WeightRef(version=6), 6, "keep")
@@ -120,7 +119,7 @@ def test_vllm_loads_while_it_stands_still_and_salts_its_prefix_cache_by_version(
     paths = [path for path, _ in calls]
     update = ["/pause?mode=keep&clear_cache=false", "/collective_rpc", "/update_weight_version", "/resume"]
     assert paths == [*update, "/inference/v1/generate", *update]
-    assert calls[1][1] == {"method": "load_folder", "args": ["/weights"]} and calls[4][1]["cache_salt"] == "version 5"
+    assert calls[1][1] == {"method": "load_folder", "args": ["/weights"]} and calls[4][1]["cache_salt"] == "load 1"
     assert calls[6][1] == {"method": "load_manifest", "args": ['{"version": 6, "parts": []}']}
 
 
@@ -190,6 +189,28 @@ def test_sglang_gives_what_is_new_of_chunks_that_hold_all_tokens() -> None:
         assert deltas[-1].all_versions == [(2, 3)] and deltas[-1].finish_reason == FinishReason.LENGTH
 
     talk("sglang", handle, use)
+
+
+@pytest.mark.parametrize(("dialect", "key"), [("vllm", "cache_salt"), ("sglang", "extra_key")])
+def test_prefixes_that_other_weights_computed_have_another_key(dialect: str, key: str, tmp_path: Path) -> None:
+    """With on_update=keep no cache is emptied. The weights of the last evaluation may have an earlier version."""
+    asked: list[Body] = []
+
+    async def handle(path: str, body: Body) -> Any:
+        if path not in ("/generate", "/inference/v1/generate"):
+            return {}
+        asked.append(body)
+        meta = {"output_token_logprobs": [[-0.5, 7, None]], "finish_reason": {"type": "stop"}}
+        return [vllm_chunk(7, "stop") if dialect == "vllm" else {"meta_info": meta}]
+
+    async def use(client: EngineClient) -> None:
+        for version in (1, 2, 2):
+            await client.generate([request()], lambda _name, _delta: None)
+            await client.load(tmp_path, version, "keep")
+        await client.generate([request()], lambda _name, _delta: None)
+
+    talk(dialect, handle, use)
+    assert len({body[key] for body in asked}) == 4
 
 
 def test_sglang_gets_no_request_beyond_its_context() -> None:

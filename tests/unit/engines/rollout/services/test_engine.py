@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.protocol import OnDelta, PauseMode, ServiceCapacity, ServiceError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from interlace.weights.config import WeightsConfig
@@ -89,6 +89,55 @@ def test_a_request_continues_after_another_client_aborts_it(link: ServerLink) ->
     found = finish()
     assert (found.finish_reason, found.failure) == (FinishReason.LENGTH, "")
     assert [*found.token_ids] == [*whole.token_ids] and len(found.token_ids) == 400
+
+
+class ContinuingServer(HostedEngine):
+    """A server such as vLLM's: it continues a context, and does not tell a prompt from an earlier response."""
+
+    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
+        asked = []
+        for each in requests:
+            left = each.params.max_new_tokens - len(each.generated_ids)
+            params = each.params.model_copy(update={"max_new_tokens": left})
+            context = [*each.list_prompt(), *each.generated_ids]
+            asked.append(
+                replace(
+                    each, prompt_ids=context, params=params, generated_ids=(), generated_logprobs=(),
+                    generated_versions=(),
+                )
+            )  # fmt: skip
+        await super().generate(asked, on_delta)
+
+
+def test_a_stop_string_that_began_before_a_resumption_ends_the_response() -> None:
+    loaded = load_model(ModelConfig(path="tiny:micro"))
+    native = NativeEngine(loaded.model, tokenizer=loaded.tokenizer, config=NativeConfig(max_tokens=4096))
+    params = SamplingParams(max_new_tokens=24, temperature=0)
+    [whole] = native.generate([[*b"12"]], params)
+    stop = loaded.tokenizer.decode(list(whole.token_ids[:11]))
+    asked = Request(
+        uid="prompt",
+        owner=SampleKey(NO_GROUP, 0),
+        prompt_ids=[*b"12"],
+        params=params.model_copy(update={"stop": (stop,)}),
+        generated_ids=whole.token_ids[:6],
+        generated_logprobs=whole.logprobs[:6],
+        generated_versions=whole.versions[:6],
+    )
+    link = ServerLink(lambda: ContinuingServer(native, ServiceCapacity()), SETTINGS)
+    link.open()
+    report = EngineReport(attention="server", invariant=True, reason="")
+    limits = replace(WIDE, has_tokenizer=True)
+    engine = ServiceEngine(link, ServedModel(limits=limits, tokenizer=loaded.tokenizer), report)
+    engine.submit(asked)
+    finished: list[Response] = []
+    while not finished:
+        finished += engine.step().finished
+    [response] = finished
+    assert (response.finish_reason, [*response.token_ids]) == (FinishReason.STOP, [*whole.token_ids[:11]])
+    assert len(response.logprobs) == len(response.versions) == 11
+    assert not link.lost and not engine.step().finished
+    link.close()
 
 
 def test_a_server_that_answers_only_about_its_health_is_refused_with_the_limit() -> None:

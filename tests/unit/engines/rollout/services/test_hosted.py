@@ -1,6 +1,7 @@
 """The client protocol works without a socket: an engine in this process serves coroutines."""
 
 import asyncio
+import copy
 import math
 import threading
 import time
@@ -9,13 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from interlace.core.errors import UserError
-from interlace.core.types import NO_GROUP, FinishReason, Request, Response, SampleKey, SamplingParams
+from interlace.core.types import (
+    NO_GROUP,
+    FinishReason,
+    Prompt,
+    Request,
+    Response,
+    Sample,
+    SampleKey,
+    SamplingParams,
+    Segment,
+)
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.config import AddressConfig
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services import routes
 from interlace.engines.rollout.services.dialects.interlace import connect
 from interlace.engines.rollout.services.hosted import HostedEngine
@@ -24,9 +38,10 @@ from interlace.engines.rollout.services.manifest import read_manifest, write_man
 from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity, ServiceError
 from interlace.engines.rollout.services.routes import EngineRoutes
 from interlace.engines.rollout.services.wire import ROUTES
+from interlace.engines.train import LogprobEngine, TrainConfig
 from interlace.engines.train.export import list_named_weights
 from interlace.models.config import ModelConfig
-from interlace.models.loading import load_model
+from interlace.models.loading import count_ids, load_model
 from interlace.weights.config import WeightsConfig
 from interlace.weights.ref import Route, WeightRef
 from interlace.weights.writer import WeightWriter
@@ -48,6 +63,39 @@ def hosted() -> Iterator[HostedEngine]:
     engine = HostedEngine(make(), ServiceCapacity(model="tiny:micro"))
     yield engine
     asyncio.run(engine.close())
+
+
+def test_scores_leave_out_ids_that_are_never_drawn() -> None:
+    """As the trainer does; the check of new weights found other log-probs, and the server counted as lost."""
+    loaded = load_model(MODEL)
+    size = count_ids(loaded.tokenizer)
+    loaded.model.resize_token_embeddings(2 * size)
+    trainer = LogprobEngine(copy.deepcopy(loaded.model), config=TrainConfig(num_ids=size))
+    native = NativeEngine(loaded.model, tokenizer=loaded.tokenizer, config=NativeConfig(max_running=2, max_tokens=512))
+    text = [5, 6, 7, 8, 9]
+    [found] = asyncio.run(score_once(HostedEngine(native, ServiceCapacity()), text))
+    prompt = Prompt(uid="", token_ids=np.array(text[:1], np.int32), text="", answer="")
+    segment = Segment(token_ids=np.array(text[1:], np.int32))
+    [wanted] = trainer.logprobs([Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, segments=(segment,))])
+    assert found == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+async def score_once(hosted: HostedEngine, text: list[int]) -> list[list[float]]:
+    try:
+        return await hosted.score([text])
+    finally:
+        await hosted.close()
+
+
+def test_the_trainer_leaves_out_ids_that_servers_of_interlace_never_draw() -> None:
+    """Also if the servers are at an address: importance ratios were too low by the probability of these ids."""
+
+    def draws_known_ids(**settings: object) -> bool:
+        return create_kind(
+            AddressConfig.parse({"engine": "address", "urls": ["http://here:1"], **settings})
+        ).draws_known_ids
+
+    assert draws_known_ids(dialect="interlace") and not draws_known_ids(dialect="vllm")
 
 
 class Received:
