@@ -84,9 +84,12 @@ class ActionTokens:
     def trained(self, valid: BoolArray) -> BoolArray:
         """Returns the mask of an answer's tokens to train on. valid: [K] True on executed actions.
 
-        The numbers of a chain depend on each other, so a chain is trained on as a whole.
+        Of a chain, the numbers of an action that was not executed are left out in each state, as in DPPO (arXiv
+        2409.00588) and pi_RL (arXiv 2510.25889). The other numbers still depend on them.
         """
-        return np.repeat(valid, self.size) if self.flow is None else np.ones(self.num_tokens, np.bool_)
+        if self.flow is None:
+            return np.repeat(valid, self.size)
+        return np.tile(np.repeat(valid, self.flow.padded_size), self.flow.num_states)
 
     def encode(self, actions: NDArray[np.generic], draw: np.random.Generator | None = None) -> IntArray:
         """Returns the tokens of the simulator's actions [K, A], clipped to the ranges.
