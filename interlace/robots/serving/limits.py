@@ -28,8 +28,8 @@ class SafetyLimits(Config):
     if a chunk takes longer. If None, the robot waits for the duration of a chunk and one second, and the server does
     not limit the time."""
     safe_action: Literal["hold", "zero"] = "hold"
-    """Action without a chunk: `hold` repeats the last action, for positions; `zero` is 0, for velocities and
-    displacements."""
+    """Action without a chunk: `hold` repeats the last action, for positions, and is none before the first one; `zero`
+    is 0, for velocities and displacements."""
 
     def check_size(self, size: int) -> None:
         """Raises UserError if the limits are not of actions of `size` numbers."""
@@ -116,12 +116,17 @@ class ActionLimiter:
         """Returns the actions [n, A] of a chunk within all limits."""
         return np.stack([self.limit(action) for action in actions]) if len(actions) else actions
 
-    def safe_action(self) -> FloatArray:
-        """Returns the action without a chunk, which becomes the last one. Its change is limited too."""
+    def safe_action(self) -> FloatArray | None:
+        """Returns the action without a chunk, which becomes the last one. Its change is limited too.
+
+        Returns None for `hold` without a last action: 0 would be a position to which the robot moves at once.
+        """
+        holds = self.limits.safe_action == "hold"
+        if holds and self.previous is None:
+            return None
         self.counts.safe_actions += 1
         before = (self.counts.bounds, self.counts.change)
-        wanted = self._hold() if self.limits.safe_action == "hold" else np.zeros(self.size, np.float32)
-        found = self.limit(wanted)
+        found = self.limit(self._hold() if holds else np.zeros(self.size, np.float32))
         self.counts.bounds, self.counts.change = before  # the policy did not ask for this action
         return found
 
