@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.core.types import FloatArray
+from interlace.core.types import BoolArray, FloatArray
 from interlace.models.config import FlowConfig
 from interlace.models.flow import FlowSchedule
 from interlace.models.pictures import PictureSteps
 
+RELATIVE = "relative_actions_processor"
+"""Step of the pipeline that makes actions relative to the state."""
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "policy_preprocessor.json"
 STATE, ACTION, PICTURES = "observation.state", "action", "observation.images."
 NUM_BINS = 256
@@ -30,6 +32,12 @@ ENDS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q
 EPSILON = 1e-8
 Kind = Literal["smolvla", "pi0", "pi05"]
 KINDS: tuple[Kind, ...] = ("smolvla", "pi0", "pi05")
+UNSUPPORTED = {
+    "adapt_to_pi_aloha": "converts the joints of ALOHA to the space of pi's data",
+    "use_visual_memory": "reads earlier pictures",
+    "use_proprioceptive_memory": "reads earlier states",
+}
+"""Setting of config.json -> what a policy then does that is not done here."""
 DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
     "smolvla": {"side": 512, "tokens": 48},
     "pi0": {"side": 224, "tokens": 48},
@@ -88,6 +96,9 @@ class LerobotFolder:
     pictures: PictureSteps
     num_text_tokens: int
     """Longest prompt, in tokens."""
+    relative: BoolArray | None = None
+    """[A] True on the numbers of an action that are offsets from the state before the chunk, as in openpi. None if no
+    number is."""
 
     def prompt(self, task: str, state: FloatArray) -> str:
         """Returns the text of a prompt. state: normalised, [F]; only pi0.5 includes it in the text."""
@@ -104,6 +115,18 @@ class LerobotFolder:
         size = int(self.settings.get("max_state_dim", 32))
         return np.pad(state, (0, max(0, size - len(state)))).astype(np.float32)
 
+    def restore_actions(self, numbers: FloatArray, state: FloatArray) -> FloatArray:
+        """Converts a chunk of the policy [K, P] to actions [K, A]. state: before the chunk, not normalised, [F]."""
+        found = self.action.restore(numbers[:, : self.schedule.size])
+        return found if self.relative is None else found + self._find_offsets(state)
+
+    def normalize_actions(self, actions: FloatArray, state: FloatArray) -> FloatArray:
+        """Converts actions [n, A] to the policy's numbers; the inverse of restore_actions()."""
+        return self.action.normalize(actions if self.relative is None else actions - self._find_offsets(state))
+
+    def _find_offsets(self, state: FloatArray) -> FloatArray:
+        return np.where(self.relative, np.asarray(state, np.float32)[: self.schedule.size], np.float32(0))
+
     def picture(self, raw: NDArray[np.uint8]) -> FloatArray:
         """Converts a picture to [3, side, side] with numbers from -1 to 1."""
         prepared = self.pictures.prepare(raw)
@@ -113,7 +136,7 @@ class LerobotFolder:
 def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
     """Reads a folder. sampler: noise of the steps for RL; the folder determines steps, direction and padding.
 
-    Raises UserError if it is not such a folder, or lacks the statistics of state or actions.
+    Raises UserError if it is not such a folder, lacks the statistics of state or actions, or is not supported.
     """
     settings = _read_json(path / CONFIG)
     kind = settings.get("type")
@@ -130,8 +153,14 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         raise UserError(f"the policy's config.json has no output_features.{ACTION}, whose shape is needed.")
     padding = {"steps": int(steps), "noise_at": 1, "padded_size": int(settings.get("max_action_dim", 32))}
     flow = (sampler or FlowConfig()).model_copy(update=padding)
-    chunk = int(settings.get("chunk_size", 50))
-    normalizers = _read_normalizers(path)
+    if unsupported := [name for name in UNSUPPORTED if settings.get(name)]:
+        raise UserError(
+            f"policy folder {str(path)!r}: {unsupported[0]}=true in its config.json, so the policy "
+            f"{UNSUPPORTED[unsupported[0]]}, which is not supported. Take a policy that was trained without it."
+        )
+    chunk, size = int(settings.get("chunk_size", 50)), int(action["shape"][0])
+    pipeline = _read_json(path / PREPROCESSOR).get("steps", [])
+    normalizers = _read_normalizers(path, pipeline)
     return LerobotFolder(
         path=path,
         kind=kind,
@@ -141,11 +170,34 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         ),
         state=normalizers[STATE],
         action=normalizers[ACTION],
-        schedule=FlowSchedule(config=flow, chunk=chunk, size=int(action["shape"][0])),
+        schedule=FlowSchedule(config=flow, chunk=chunk, size=size),
         executed=int(settings.get("n_action_steps", chunk)),
         pictures=PictureSteps(side=int(side), resize="pad_left_top" if kind == "smolvla" else "pad_center"),
         num_text_tokens=int(settings.get("tokenizer_max_length", defaults["tokens"])),
+        relative=_read_relative(path, settings, pipeline, size),
     )
+
+
+def _read_relative(
+    path: Path, settings: Mapping[str, Any], pipeline: Sequence[Mapping[str, Any]], size: int
+) -> BoolArray | None:
+    """Returns the numbers of an action that are offsets from the state; None if no number is.
+
+    A name of the excluded joints excludes all numbers whose names contain it.
+    """
+    step = next((one for one in pipeline if one.get("registry_name") == RELATIVE), None)
+    if step is None and settings.get("use_relative_actions"):
+        raise UserError(
+            f"policy folder {str(path)!r}: use_relative_actions=true in its config.json, and {PREPROCESSOR} has no "
+            f"{RELATIVE} with the numbers that are relative. Save the policy with LeRobot again."
+        )
+    found: Mapping[str, Any] = step.get("config", {}) if step else {}
+    if not found.get("enabled"):
+        return None
+    excluded = [str(name).lower() for name in found.get("exclude_joints") or () if name]
+    names = [str(name).lower() for name in found.get("action_names") or ()][:size]
+    is_excluded = [any(token in name for token in excluded) for name in names]
+    return ~np.array(is_excluded + [False] * (size - len(names)), np.bool_)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -158,12 +210,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _read_normalizers(path: Path) -> dict[str, Normalizer]:
+def _read_normalizers(path: Path, pipeline: Sequence[Mapping[str, Any]]) -> dict[str, Normalizer]:
     """Reads the normalisation of state and action. Raises UserError if statistics are missing."""
     from safetensors.numpy import load_file
 
-    steps: Sequence[Mapping[str, Any]] = _read_json(path / PREPROCESSOR).get("steps", [])
-    step = next((one for one in steps if one.get("registry_name") == "normalizer_processor"), None)
+    step = next((one for one in pipeline if one.get("registry_name") == "normalizer_processor"), None)
     if step is None:
         raise UserError(f"policy folder {str(path)!r}: {PREPROCESSOR} has no normalizer_processor.")
     modes = {name: step["config"]["norm_map"].get(entry, "IDENTITY") for name, entry in NORM_ENTRIES.items()}
