@@ -34,6 +34,7 @@ Kind = Literal["smolvla", "pi0", "pi05"]
 KINDS: tuple[Kind, ...] = ("smolvla", "pi0", "pi05")
 UNSUPPORTED = {
     "adapt_to_pi_aloha": "converts the joints of ALOHA to the space of pi's data",
+    "add_image_special_tokens": "reads special tokens around pictures",
     "use_visual_memory": "reads earlier pictures",
     "use_proprioceptive_memory": "reads earlier states",
 }
@@ -147,7 +148,12 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         )
     defaults = DEFAULTS[kind]
     steps = settings.get("num_steps", settings.get("num_inference_steps", 10))
-    side, _ = settings.get("resize_imgs_with_padding") or settings.get("image_resolution") or [defaults["side"]] * 2
+    side, other = settings.get("resize_imgs_with_padding") or settings.get("image_resolution") or [defaults["side"]] * 2
+    if side != other:
+        raise UserError(
+            f"policy folder {str(path)!r} reads pictures of {side} x {other} pixels, and only squares are supported. "
+            "Take a policy of square pictures."
+        )
     action = settings.get("output_features", {}).get(ACTION)
     if action is None:
         raise UserError(f"the policy's config.json has no output_features.{ACTION}, whose shape is needed.")
@@ -165,9 +171,7 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         path=path,
         kind=kind,
         settings=settings,
-        cameras=tuple(
-            name.removeprefix(PICTURES) for name in settings.get("input_features", {}) if name.startswith(PICTURES)
-        ),
+        cameras=_list_cameras(settings),
         state=normalizers[STATE],
         action=normalizers[ACTION],
         schedule=FlowSchedule(config=flow, chunk=chunk, size=size),
@@ -176,6 +180,13 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
         num_text_tokens=int(settings.get("tokenizer_max_length", defaults["tokens"])),
         relative=_read_relative(path, settings, pipeline, size),
     )
+
+
+def _list_cameras(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the pictures. Empty cameras of the training are left out: no token attends to them."""
+    names = [name.removeprefix(PICTURES) for name in settings.get("input_features", {}) if name.startswith(PICTURES)]
+    empty = {f"empty_camera_{number}" for number in range(int(settings.get("empty_cameras") or 0))}
+    return tuple(name for name in names if name not in empty)
 
 
 def _read_relative(

@@ -174,6 +174,17 @@ def test_times_become_sines_of_periods_between_4_ms_and_4_s() -> None:
     )
 
 
+def test_a_robot_sends_no_pictures_of_empty_cameras(tmp_path: Path) -> None:
+    flow_vla_folder(tmp_path / "pi0", "pi0")
+    file = tmp_path / "pi0" / "config.json"
+    settings = json.loads(file.read_text())
+    picture = settings["input_features"]["observation.images.front"]
+    settings["input_features"] |= {f"observation.images.empty_camera_{number}": picture for number in range(2)}
+    for count, wanted in ((0, ("front", "empty_camera_0", "empty_camera_1")), (1, ("front", "empty_camera_1"))):
+        file.write_text(json.dumps(settings | {"empty_cameras": count}))
+        assert read_folder(tmp_path / "pi0").cameras == wanted
+
+
 def test_actions_relative_to_the_state_are_restored_as_in_lerobot(tmp_path: Path) -> None:
     made, _ = policy(tmp_path / "pi0", "pi0")
     plain = made.folder
@@ -205,7 +216,8 @@ def damaged(folder: Path, kind: str, what: str) -> None:
     changes = {
         "vlm": {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "type": {"type": "act"},
         "aloha": {"adapt_to_pi_aloha": True}, "memory": {"use_proprioceptive_memory": True},
-        "relative": {"use_relative_actions": True},
+        "relative": {"use_relative_actions": True}, "oblong": {"resize_imgs_with_padding": [512, 384]},
+        "tokens": {"add_image_special_tokens": True},
     }  # fmt: skip
     if what in changes:
         file = folder / "config.json"
@@ -219,6 +231,8 @@ def damaged(folder: Path, kind: str, what: str) -> None:
         ("smolvla", "vlm", r"names its language model 'HuggingFaceTB/SmolVLM2' .* Copy config.json"),
         ("pi0", "type", r"names type 'act'. Known flow-matching policies: smolvla, pi0, pi05"),
         ("smolvla", "aloha", r"adapt_to_pi_aloha=true .* converts the joints of ALOHA .* not supported"),
+        ("smolvla", "oblong", r"reads pictures of 512 x 384 pixels, and only squares"),
+        ("smolvla", "tokens", r"add_image_special_tokens=true .* special tokens around pictures"),
         ("pi05", "memory", r"use_proprioceptive_memory=true .* reads earlier states"),
         ("pi0", "relative", r"use_relative_actions=true .* has no relative_actions_processor"),
     ],
