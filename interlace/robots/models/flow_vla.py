@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -277,7 +278,10 @@ def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
     file = path / WEIGHTS
     if not file.is_file():
         raise UserError(f"policy folder {str(path)!r} has no {WEIGHTS}.")
-    weights = {name: tensor.float() for name, tensor in load_file(file).items()}
+    try:
+        weights = {name: tensor.float() for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}). Copy the policy again.") from None
     vlm = None
     if folder.kind == "smolvla":
         from transformers import SmolVLMConfig

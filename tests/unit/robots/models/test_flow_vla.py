@@ -243,6 +243,45 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, kind: str, what: str, word
         load_flow_vla(tmp_path / kind)
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("config.json", {"output_features": {"action": {"shape": []}}}, r"config.json: output_features.action.shape"),
+        ("config.json", {"output_features": {"action": {}}}, r"missing key 'output_features.action.shape'"),
+        (
+            "config.json",
+            {"output_features": {"action": {"shape": [5]}}},
+            r"action have 3 numbers, and its config.json 5",
+        ),
+        ("config.json", {"input_features": None}, r"input_features = None: it must be a mapping"),
+        (
+            "config.json",
+            {"input_features": {"observation.state": {"shape": [9]}}},
+            r"statistics of observation.state have 5 numbers, and its config.json 9",
+        ),
+        ("config.json", {"chunk_size": 0}, r"chunk_size = 0: it must be more than 0"),
+        ("config.json", {"n_action_steps": 0}, r"n_action_steps = 0: it must be more than 0"),
+        ("config.json", {"max_action_dim": 2}, r"actions have 3 numbers, and max_action_dim=2"),
+        ("config.json", {"image_resolution": [0, 0]}, r"image_resolution.0 = 0: it must be more than 0"),
+        ("policy_preprocessor.json", {"steps": None}, r"policy_preprocessor.json: steps = None: it must be a list"),
+        ("policy_preprocessor.json", {"steps": [{"registry_name": "normalizer_processor"}]}, r"with a norm_map"),
+        ("model.safetensors", None, r"model.safetensors is damaged"),
+        ("policy_preprocessor_step_5_normalizer_processor.safetensors", None, r"processor.safetensors is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_its_file(
+    tmp_path: Path, file: str, change: dict[str, object] | None, words: str
+) -> None:
+    flow_vla_folder(tmp_path / "pi0", "pi0")
+    path = tmp_path / "pi0" / file
+    if change is None:
+        path.write_bytes(path.read_bytes()[:4])
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=words):
+        load_flow_vla(tmp_path / "pi0")
+
+
 def test_a_camera_that_the_simulator_lacks_is_named(tmp_path: Path) -> None:
     made, _ = policy(tmp_path / "pi0", "pi0")
     assert isinstance(made.network, FlowVLA)
