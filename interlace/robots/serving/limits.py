@@ -96,11 +96,18 @@ class ActionLimiter:
     def limit(self, action: FloatArray) -> FloatArray:
         """Returns the action within all limits, which becomes the last one. A number that is not finite is replaced.
 
-        If the last action is outside of the bounds, actions return to them by steps of the largest change.
+        If the last action is outside of the bounds, actions return to them by steps of the largest change. Raises
+        UserError for a number that is not finite if the safe action is `hold` and there is no last action.
         """
         found = np.array(action, np.float32)
         if not np.isfinite(found).all():
             self.counts.not_finite += 1
+            if self.previous is None and self.limits.safe_action == "hold":
+                raise UserError(
+                    f"the action {found.tolist()} is not finite, and no earlier action is known that would be held "
+                    "instead. Give the action at which the robot does not move (last_action, or start of the control "
+                    "loop), or serve another policy."
+                )
             found = np.where(np.isfinite(found), found, self._hold())
         bounded = np.clip(found, *self._bounds())
         self.counts.bounds += bool((bounded != found).any())

@@ -37,6 +37,14 @@ def test_there_is_no_action_to_hold_before_the_first_one() -> None:
     assert stops.safe_action() == [0.0] and stops.counts.safe_actions == 1
 
 
+def test_a_first_action_that_is_not_finite_is_not_replaced_by_zero() -> None:
+    holds, stops = (ActionLimiter(SafetyLimits.parse({"safe_action": kind}), 1) for kind in ("hold", "zero"))
+    nan = np.array([np.nan], np.float32)
+    with pytest.raises(UserError, match=r"\[nan\] is not finite, and no earlier action is known"):
+        holds.limit(nan)
+    assert stops.limit(nan).tolist() == [0.0] and holds.counts.not_finite == stops.counts.not_finite == 1
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
