@@ -16,6 +16,7 @@ from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.engines.train.export import save_model
 from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.config import ModelConfig
+from interlace.models.inputs import StateScaling
 from interlace.models.loading import LoadedModel, load_model
 from interlace.robots.models.openvla import OpenVLAForCausalLM
 from interlace.robots.models.openvla_config import OpenVLAConfig
@@ -174,3 +175,10 @@ def test_aloha_is_scaled_by_minimum_and_maximum_and_has_a_third_camera(tmp_path:
     assert tokens is not None and tokens.reads.state is not None
     assert tokens.low.tolist() == [-3.0] * SIZE and tokens.high.tolist() == [2.0] * SIZE
     assert tokens.reads.state.low.tolist() == [-4.0] * PROPRIO and tokens.reads.state.high.tolist() == [1.0] * PROPRIO
+
+
+def test_numbers_of_a_state_are_clipped_whether_they_are_scaled_or_not() -> None:
+    low, high, mask = np.array([0, 0, -1], np.float32), np.array([4, 4, 1], np.float32), np.array([True, True, False])
+    found = StateScaling(low=low, high=high, scaled=mask).apply(np.array([1, 9, -3], np.float32))
+    # normalize_proprio of openvla-oft: np.clip(np.where(mask, 2 (p - low) / (high - low + 1e-8) - 1, p), -1, 1)
+    np.testing.assert_allclose(found, [-0.5, 1, -1], atol=1e-6)
