@@ -174,14 +174,16 @@ class LerobotFolder:
 
     def restore_actions(self, numbers: FloatArray, state: FloatArray) -> FloatArray:
         """Converts a chunk of the policy [K, P] to actions [K, A]. state: before the chunk, not normalised, [F]."""
-        found = self.action.restore(numbers[:, : self.schedule.size])
-        return found if self.relative is None else found + self._find_offsets(state)
+        return self.action.restore(numbers[:, : self.schedule.size]) + self._find_offsets(state)
 
     def normalize_actions(self, actions: FloatArray, state: FloatArray) -> FloatArray:
         """Converts actions [n, A] to the policy's numbers; the inverse of restore_actions()."""
-        return self.action.normalize(actions if self.relative is None else actions - self._find_offsets(state))
+        return self.action.normalize(actions - self._find_offsets(state))
 
     def _find_offsets(self, state: FloatArray) -> FloatArray:
+        """Returns what is added to a relative action, [A]; zeros without relative numbers."""
+        if self.relative is None:
+            return np.zeros(self.schedule.size, np.float32)
         return np.where(self.relative, np.asarray(state, np.float32)[: self.schedule.size], np.float32(0))
 
     def picture(self, raw: NDArray[np.uint8]) -> FloatArray:

@@ -137,8 +137,11 @@ class PublishedPolicy:
             torch.from_numpy(np.stack(noise)),
             guides if any(guide is not None for guide in guides) else (),
         )
-        states = [np.asarray(request.observation["state"]) for request in requests]
-        return [self._policy.folder.restore_actions(*pair) for pair in zip(chunks.numpy(), states, strict=True)]
+        restore = self._policy.folder.restore_actions
+        return [
+            restore(chunk, np.asarray(request.observation["state"], np.float32))
+            for chunk, request in zip(chunks.numpy(), requests, strict=True)
+        ]
 
 
 def _join_sensed(each: Sequence[Sensed]) -> Sensed:
