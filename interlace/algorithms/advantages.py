@@ -158,7 +158,7 @@ def value_after(sample: Sample, turn_gamma: float = 1.0) -> float:
 
     turn_gamma: discount of a whole turn, by which the caller multiplies the value. If the limit cut the last turn, such
     as a robot's chunk, the value is discounted by the share of the turn that was executed: the result contains the
-    factor turn_gamma^(share - 1). The chunk of a flow head has no mask of executed actions, so it counts as whole.
+    factor turn_gamma^(share - 1).
     """
     last = sample.segments[-1] if sample.segments else None
     if last is None or last.kind != FINAL or sample.values is None:

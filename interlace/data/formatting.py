@@ -50,6 +50,24 @@ def render(row: Row, style: PromptFormat) -> str:
     return "".join(text)
 
 
+def read_prompt(text: str, style: PromptFormat) -> str:
+    """Returns the prompt of a row from the text that render() wrote.
+
+    Returns the text itself if the template names another column than `prompt`, or replaces parts of it.
+    """
+    before, after, count = "", "", 0
+    for literal, name, _, _ in _parse_template(style):
+        if count:
+            after += literal
+        else:
+            before += literal
+        if name is not None:
+            count += 1 if name == "prompt" else 2
+    if count != 1 or style.replace or not (text.startswith(before) and text.endswith(after)):
+        return text
+    return text[len(before) : len(text) - len(after)]
+
+
 def _parse_template(style: PromptFormat) -> list[tuple[str, str | None, str | None, str | None]]:
     try:
         return list(string.Formatter().parse(style.template))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-8
 """Constant added to a range between quantiles, as in OpenVLA's code."""
+MIN_BINS = 2
+"""Edges of bins, at least: with them OpenVLA has one bin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,9 +86,12 @@ class ActionTokens:
     def trained(self, valid: BoolArray) -> BoolArray:
         """Returns the mask of an answer's tokens to train on. valid: [K] True on executed actions.
 
-        The numbers of a chain depend on each other, so a chain is trained on as a whole.
+        Of a chain, the numbers of an action that was not executed are left out in each state, as in DPPO (arXiv
+        2409.00588) and pi_RL (arXiv 2510.25889). The other numbers still depend on them.
         """
-        return np.repeat(valid, self.size) if self.flow is None else np.ones(self.num_tokens, np.bool_)
+        if self.flow is None:
+            return np.repeat(valid, self.size)
+        return np.tile(np.repeat(valid, self.flow.padded_size), self.flow.num_states)
 
     def encode(self, actions: NDArray[np.generic], draw: np.random.Generator | None = None) -> IntArray:
         """Returns the tokens of the simulator's actions [K, A], clipped to the ranges.
@@ -158,6 +163,8 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
     """
     dataset, actions = action_statistics(config, dataset)
     ends = range_names(config, dataset)
+    if int(config.n_action_bins) < MIN_BINS:
+        raise UserError(f"n_action_bins={config.n_action_bins} in the policy's config.json: give {MIN_BINS} or more.")
     scaled = np.asarray(actions.get("mask", [True] * len(actions[ends[0]])), np.bool_)
     text = config.get_text_config()
     vocabulary = text.vocab_size - int(getattr(config, "pad_to_multiple_of", 0) or 0)
@@ -208,7 +215,33 @@ def action_statistics(config: "PretrainedConfig", dataset: str | None) -> tuple[
             f"norm_stats[{dataset!r}]['action'] of the policy's config.json has no {missing[0]}, by which actions are "
             "scaled. Copy the statistics that the policy was trained with."
         )
+    check_ranges(f"norm_stats[{dataset!r}]['action']", actions, range_names(config, dataset))
     return dataset, actions
+
+
+def check_ranges(name: str, statistics: Mapping[str, object], ends: tuple[str, str]) -> None:
+    """Raises UserError if the ends of a data set's ranges are no lists of finite numbers in order, of equal length.
+
+    name: of the statistics. ends: names of both ends, which are present.
+    """
+    columns = {end: statistics[end] for end in ends} | {"mask": statistics.get("mask", statistics[ends[0]])}
+    sizes = {end: len(given) if isinstance(given, list | tuple) else 0 for end, given in columns.items()}
+    if not sizes[ends[0]] or len(set(sizes.values())) > 1:
+        told = ", ".join(f"{end} of {size}" for end, size in sizes.items())
+        raise UserError(
+            f"{name} of the policy's config.json has lists of different sizes ({told} numbers). Copy the statistics "
+            "that the policy was trained with."
+        )
+    try:
+        low, high = (np.asarray(columns[end], np.float64) for end in ends)
+    except (TypeError, ValueError):
+        low = high = np.full(1, np.nan)
+    if wrong := [place for place in range(len(low)) if not low[place] <= high[place] < np.inf or low[place] == -np.inf]:
+        given = ", ".join(f"{end} = {columns[end][wrong[0]]!r}" for end in ends)  # type: ignore[index]
+        raise UserError(
+            f"{name} of the policy's config.json is no range at number {wrong[0]}: {given}. Copy the statistics that "
+            "the policy was trained with."
+        )
 
 
 def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:

@@ -113,8 +113,5 @@ def find_embodiment(name: str | None, data_set: str, scale: float = 1.0) -> Embo
         found = next((robot for word, robot in DATA_SETS.items() if word in data_set.lower()), None)
         return None if found is None else EMBODIMENTS[found](scale)
     if name not in EMBODIMENTS:
-        raise UserError(
-            f"embodiment {name!r} of the policy's config.json is unknown.{nearest(name, EMBODIMENTS)} Known: "
-            f"{', '.join(EMBODIMENTS)}."
-        )
+        raise UserError(f"embodiment {name!r} of the policy's config.json is unknown.{nearest(name, EMBODIMENTS)}")
     return EMBODIMENTS[name](scale)

@@ -27,19 +27,19 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StateScaling:
-    """Scaling of a state by the range of a data set to [-1, 1], with clipping."""
+    """Scaling of a state by the range of a data set to [-1, 1], with clipping, as in OpenVLA-OFT."""
 
     low: FloatArray
     """[F] lower end of the range: the quantile 0.01, or the minimum."""
     high: FloatArray
     """[F] upper end of the range."""
     scaled: NDArray[np.bool_]
-    """[F] False for numbers that are not scaled."""
+    """[F] False for numbers that are clipped alone."""
 
     def apply(self, state: FloatArray) -> FloatArray:
         """Returns the scaled state, [F]."""
         share = (state - self.low) / (self.high - self.low + EPSILON)
-        return np.where(self.scaled, np.clip(2 * share - 1, -1, 1), state).astype(np.float32)
+        return np.clip(np.where(self.scaled, 2 * share - 1, state), -1, 1).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

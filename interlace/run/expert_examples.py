@@ -13,6 +13,7 @@ from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_ac
 from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_instruction
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.prompts import with_instructions
 from interlace.run.recorded_arrays import check_recorded_arrays
 
 
@@ -65,9 +66,8 @@ async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertEx
             "episode.name=robot."
         )
     actions = policy_actions(policy_actions_of(recipe))
-    shown = await demonstrate(
-        warmup.experts, episode.env, first_of_each_instruction(prompts), actions.chunk, recipe.seed
-    )
+    asked = first_of_each_instruction(with_instructions(recipe, prompts))
+    shown = await demonstrate(warmup.experts, episode.env, asked, actions.chunk, recipe.seed)
     if warmup.experts.dataset is not None:
         first = shown[0]
         setting = f"warmup.experts.dataset={warmup.experts.dataset}"

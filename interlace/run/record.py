@@ -14,7 +14,7 @@ from interlace.robots.envs.load import check_memory
 from interlace.robots.episodes.robot import RobotConfig
 from interlace.robots.experts import ExpertConfig, first_of_each_instruction, record_demonstrations
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.prompts import recipe_prompts
+from interlace.run.recipe.prompts import recipe_prompts, with_instructions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ def record(
             if len(array.shape) == 3:
                 check_size((array.shape[0], array.shape[1]))
     writer = LeRobotWriter(folder, fps=fps, robot_type=episode.env.family, video=video, overwrite=overwrite)
-    prompts = first_of_each_instruction(recipe_prompts(recipe).train)
+    prompts = first_of_each_instruction(with_instructions(recipe, recipe_prompts(recipe).train))
     found = asyncio.run(record_demonstrations(settings, episode.env, prompts, recipe.seed))
     for _, each in found:
         writer.add(each)

@@ -22,7 +22,7 @@ from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.rollouts.envs.spec import Observation
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
-from interlace.run.recipe.prompts import recipe_prompts
+from interlace.run.recipe.prompts import recipe_prompts, with_instructions
 from interlace.run.recorded_arrays import check_recorded_arrays
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 
@@ -87,7 +87,8 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
         return actions.encode(chunk).view(np.float32)
 
     parts = []
-    for recorded in _list_episodes(folder, recipe_prompts(recipe).train[0].text):
+    [prompt] = with_instructions(recipe, recipe_prompts(recipe).train[:1])
+    for recorded in _list_episodes(folder, prompt.text):
         check_recorded_arrays(
             f"replay.demonstrations={folder}",
             recorded.observation(0),

@@ -67,6 +67,18 @@ def test_each_instruction_of_a_task_is_demonstrated(tmp_path: Path) -> None:
     assert run_recipe("robot-cartpole", tmp_path, "both", settings).done_steps == 2
 
 
+def test_a_data_set_has_instructions_without_the_prompts_template(recorded: Path, tmp_path: Path) -> None:
+    template = 'task.format.template="In: {prompt}?"'
+    settings = [*ONE_TASK, template, f"model.cache_dir={tmp_path}"]
+    result = CliRunner().invoke(
+        app, ["record", "robot-cartpole", str(tmp_path / "demos"), *settings, "--episodes", "1"]
+    )
+    assert result.exit_code == 0, result.output
+    assert [each.instruction for each in LeRobotReader(tmp_path / "demos").episodes()] == ["push the puck down"]
+    warmup = f"warmup={{steps: 2, experts: {{episodes: 2, dataset: {recorded}}}}}"
+    assert run_recipe("robot-cartpole", tmp_path, "asked", [*settings, warmup, "steps=1"]).done_steps == 1
+
+
 def test_a_warm_up_imitates_the_data_set_as_it_imitates_the_expert(recorded: Path, tmp_path: Path) -> None:
     live = "warmup={steps: 20, batch_size: 8, optimizer: {lr: 3.0e-3}, experts: {episodes: 6, noise: [0.3]}}"
     read = live.replace("noise: [0.3]", f"dataset: {recorded}")

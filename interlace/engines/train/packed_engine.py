@@ -100,7 +100,14 @@ class PackedEngine:
     def _collate(self, samples: Sequence[Sample], masks: Sequence[BoolArray | None]) -> MicroBatch:
         packed = self.packed
         padded, mesh = not packed.is_packed, self._ranks.context_mesh
-        batch = collate(samples, packed.device, padded=padded, masks=masks, placeholder=packed.placeholder)
+        batch = collate(
+            samples,
+            packed.device,
+            padded=padded,
+            masks=masks,
+            placeholder=packed.placeholder,
+            whole_answers=packed.takes_answers,
+        )
         return batch if mesh is None else share_row(batch, mesh)
 
     @torch.no_grad()

@@ -90,7 +90,7 @@ class PackedModel:
         self.attention = (
             "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
         )
-        if self._head and self._head.takes_answers and not (self.is_packed and self._keeps_logits):
+        if self.takes_answers and not (self.is_packed and self._keeps_logits):
             raise UserError(
                 f"{type(model).__name__} draws chains of numbers, which packed rows alone can train, and its rows are "
                 f"{self.attention}. Take a body whose attention transformers' attention interface computes."
@@ -106,6 +106,11 @@ class PackedModel:
             if self.is_packed:
                 model.set_attn_implementation(UNTRACED_ATTENTION)
         ranks.reshard(model)  # frees the parameters gathered by the probes
+
+    @property
+    def takes_answers(self) -> bool:
+        """Returns True if the outputs of the model's head depend on whole answers."""
+        return self._head is not None and self._head.takes_answers
 
     def _share_layers(self, ranks: Ranks) -> VocabularyPart | None:
         """Shares layers and experts over the ranks' mesh, and checks that the results stay the same.
@@ -140,7 +145,11 @@ class PackedModel:
         """Computes (log-probs, entropy) of the response tokens, [T] each, at a temperature."""
         targets_T = batch.targets_T if batch.share is None else batch.targets_T[batch.share.own_T]
         outputs = self.outputs(batch)
-        if self._head:
+        if self._head and batch.answers is not None:
+            selected = batch.answers.selected_T
+            found = self._head.logprobs(outputs, batch.answers.targets_A, temperature)
+            logprobs, entropy = (each.index_select(0, selected) for each in found)
+        elif self._head:
             logprobs, entropy = self._head.logprobs(outputs, targets_T, temperature)
         else:
             known = outputs[:, : self._num_known_columns]
@@ -181,7 +190,10 @@ class PackedModel:
         return own if batch.share is None else batch.share.on_all(own, len(batch.targets_T))
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Computes [t, outputs] at the selected positions: this rank's part of the logits or of a head's values."""
+        """Computes [t, outputs] at the selected positions: this rank's part of the logits or of a head's values.
+
+        If the batch has whole answers, the positions are of all their tokens.
+        """
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self._run_model(batch)
 
@@ -194,11 +206,14 @@ class PackedModel:
         if batch.given is not None:
             arguments |= {"inputs": batch.given.arrays, "input_places": batch.given.places_P}
         whole = batch.layout is None or not self._keeps_logits
-        answers = batch.targets_T if self._head and self._head.takes_answers else None
-        with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), batch.keep_T, answers):
+        keep, targets = batch.keep_T, batch.targets_T
+        if batch.answers is not None:
+            keep, targets = batch.answers.keep_A, batch.answers.targets_A
+        answers = targets if self.takes_answers else None
+        with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), keep, answers):
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would need a second table in the backward
-        return rows.index_select(0, batch.keep_T) if whole else rows
+        return rows.index_select(0, keep) if whole else rows
 
 
 def _share_model(model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:

@@ -35,6 +35,21 @@ class GivenArrays:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WholeAnswers:
+    """All tokens of answers of which only some are selected, for a head whose outputs depend on whole answers.
+
+    A = tokens of these answers.
+    """
+
+    keep_A: Tensor
+    """[A] as MicroBatch.keep_T."""
+    targets_A: Tensor
+    """[A] the response tokens."""
+    selected_T: Tensor
+    """[T] indices of the selected tokens among them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """Tokens of some samples, ready for one forward pass. T = selected response tokens of all samples.
 
@@ -64,6 +79,8 @@ class MicroBatch:
     """[samples] selected tokens of each sample."""
     share: RowShare | None = None
     """This rank's part of the row, to which input_ids, position_ids and keep_T are then limited. If None, all of it."""
+    answers: WholeAnswers | None = None
+    """Whole answers of the selected tokens; None if the head computes each token alone, or all tokens are selected."""
 
     @property
     def num_samples(self) -> int:
@@ -162,12 +179,14 @@ def collate(
     padded: bool,
     masks: Sequence[BoolArray | None],
     placeholder: int | None = None,
+    whole_answers: bool = False,
 ) -> MicroBatch:
     """Lays samples out in the given order (longest first, so that neighbours have similar lengths).
 
     masks: selected tokens of each sample; None selects all. A token that begins a context must not be selected.
-    placeholder: token that arrays replace, None if the model reads no arrays. Raises ValueError if a token that the
-    policy drew begins a context, and for arrays that the model does not read.
+    placeholder: token that arrays replace, None if the model reads no arrays. whole_answers: True for a head whose
+    outputs depend on whole answers. Raises ValueError if a token that the policy drew begins a context, and for arrays
+    that the model does not read.
     """
     trie = Trie.of(samples)
     attention_mask, layout, predictors = None, None, trie.predictors
@@ -199,6 +218,30 @@ def collate(
         sample_T=on_device(np.repeat(np.arange(len(samples)), lengths), device),
         turn_T=on_device(np.concatenate(turns), device, torch.long),
         lengths=tuple(lengths),
+        answers=_gather_answers(samples, predictors, masks, device) if whole_answers else None,
+    )
+
+
+def _gather_answers(
+    samples: Sequence[Sample], predictors: Sequence[Places], masks: Sequence[BoolArray | None], device: torch.device
+) -> WholeAnswers | None:
+    """Gathers all tokens of each segment with a selected token. Returns None if all of them are selected."""
+    keep, targets, selected = [], [], []
+    for sample, places, mask in zip(samples, predictors, masks, strict=True):
+        chosen = np.ones(sample.num_tokens, np.bool_) if mask is None else mask
+        sizes = [len(segment.token_ids) for segment in sample.segments]
+        parts = np.split(chosen, np.cumsum(sizes)[:-1])
+        whole = np.repeat([bool(part.any()) for part in parts], sizes)
+        keep.append(places[whole])
+        targets.append(sample.token_ids[whole])
+        selected.append(chosen[whole])
+    is_selected = np.concatenate(selected)
+    if is_selected.all():
+        return None
+    return WholeAnswers(
+        keep_A=on_device(np.concatenate(keep), device, torch.long),
+        targets_A=on_device(np.concatenate(targets), device, torch.long),
+        selected_T=on_device(np.flatnonzero(is_selected), device, torch.long),
     )
 
 

@@ -68,7 +68,7 @@ class EpisodeReader(ABC):
         """Yields all episodes in order.
 
         cameras: names of the cameras whose pictures are read; None for all. Raises UserError for an unknown camera, and
-        for an episode with missing frames or another frame rate.
+        for an episode with missing frames, another frame rate, or a number that is not finite.
         """
         known = self.cameras
         wanted = known if cameras is None else cameras
@@ -77,7 +77,21 @@ class EpisodeReader(ABC):
                 f"{self.path} has no camera {unknown[0]!r}; its cameras are {', '.join(known) or 'none'}. Take one of "
                 "them, or a policy without pictures."
             )
-        yield from self._read_episodes(wanted)
+        for number, episode in enumerate(self._read_episodes(wanted)):
+            self._check_finite(number, episode)
+            yield episode
+
+    def _check_finite(self, number: int, episode: RecordedEpisode) -> None:
+        given = {"actions": episode.actions, "expert's actions": episode.shown, "rewards": episode.rewards}
+        for name, array in {**episode.observations, **given}.items():
+            if array is None or array.dtype.kind != "f":
+                continue
+            is_finite = np.isfinite(array).reshape(len(array), -1).all(1)
+            if not is_finite.all():
+                raise UserError(
+                    f"{self.path}: {name} of step {int(np.argmin(is_finite))} of episode {number} (both from 0) are "
+                    "NaN or infinite, which no policy can learn from. Remove the episode, or record it again."
+                )
 
     @abstractmethod
     def _read_episodes(self, cameras: Sequence[str]) -> Iterator[RecordedEpisode]:

@@ -52,7 +52,8 @@ class RobotConfig(EpisodeConfig):
     features: tuple[Feature, ...] = ()
     """Numbers of the simulator's state vector that the policy sees, in order. If empty, the whole vector."""
     reward: Literal["success", "return"] = "success"
-    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each credited to its chunk."""
+    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each credited to its chunk. If
+    these are positive at each step, set env.settings.end_on_success=false: a success would end them."""
     reward_scale: float = Field(default=1.0, gt=0)
     """Factor of the simulator's rewards."""
     bootstrap: bool = False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -261,17 +262,14 @@ class FlowVLAPolicy:
         """Returns the next action, [A]. Runs the network once the chunk's actions have been executed."""
         if not self._queue:
             chunk = self.network.sample(self.sense(observation, task), torch.from_numpy(self.draw_noise(draw)[None]))[0]
-            self._queue = list(self.restore(chunk.numpy())[: self.folder.executed])
+            restored = self.folder.restore_actions(chunk.numpy(), np.asarray(observation["state"], np.float32))
+            self._queue = list(restored[: self.folder.executed])
         return self._queue.pop(0)
 
     def draw_noise(self, draw: np.random.Generator) -> FloatArray:
         """Draws the start of a chunk's chain, [K, P]."""
         schedule = self.network.schedule
         return draw.normal(size=(schedule.chunk, schedule.padded_size)).astype(np.float32)
-
-    def restore(self, chunk: FloatArray) -> FloatArray:
-        """Converts a chunk [K, P] to the simulator's actions [K, A]."""
-        return self.folder.action.restore(chunk[:, : self.network.schedule.size])
 
 
 def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
@@ -280,7 +278,10 @@ def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
     file = path / WEIGHTS
     if not file.is_file():
         raise UserError(f"policy folder {str(path)!r} has no {WEIGHTS}.")
-    weights = {name: tensor.float() for name, tensor in load_file(file).items()}
+    try:
+        weights = {name: tensor.float() for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}). Copy the policy again.") from None
     vlm = None
     if folder.kind == "smolvla":
         from transformers import SmolVLMConfig

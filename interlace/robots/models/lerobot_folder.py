@@ -5,20 +5,24 @@ normalizer's statistics. Imports no torch.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, PositiveInt
 
+from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import FloatArray
+from interlace.core.types import BoolArray, FloatArray
 from interlace.models.config import FlowConfig
 from interlace.models.flow import FlowSchedule
 from interlace.models.pictures import PictureSteps
 
+RELATIVE = "relative_actions_processor"
+"""Step of the pipeline that makes actions relative to the state."""
 CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "policy_preprocessor.json"
 STATE, ACTION, PICTURES = "observation.state", "action", "observation.images."
 NUM_BINS = 256
@@ -30,11 +34,68 @@ ENDS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q
 EPSILON = 1e-8
 Kind = Literal["smolvla", "pi0", "pi05"]
 KINDS: tuple[Kind, ...] = ("smolvla", "pi0", "pi05")
+UNSUPPORTED = {
+    "adapt_to_pi_aloha": "converts the joints of ALOHA to the space of pi's data",
+    "add_image_special_tokens": "reads special tokens around pictures",
+    "use_visual_memory": "reads earlier pictures",
+    "use_proprioceptive_memory": "reads earlier states",
+}
+"""Setting of config.json -> what a policy then does that is not done here."""
 DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
     "smolvla": {"side": 512, "tokens": 48},
     "pi0": {"side": 224, "tokens": 48},
     "pi05": {"side": 224, "tokens": 200},
 }
+
+
+Square = tuple[PositiveInt, PositiveInt]
+
+
+class _Feature(Config):
+    """Array that a policy reads or gives."""
+
+    model_config = ConfigDict(extra="allow")
+
+    shape: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class _Settings(Config):
+    """Settings of config.json that are read here. None or an absent key is LeRobot's default."""
+
+    model_config = ConfigDict(extra="allow")
+
+    chunk_size: PositiveInt = 50
+    n_action_steps: PositiveInt | None = None
+    num_steps: PositiveInt | None = None
+    num_inference_steps: PositiveInt | None = None
+    max_state_dim: PositiveInt = 32
+    max_action_dim: PositiveInt = 32
+    tokenizer_max_length: PositiveInt | None = None
+    resize_imgs_with_padding: Square | None = None
+    image_resolution: Square | None = None
+    input_features: dict[str, _Feature] = Field(default_factory=dict)
+    output_features: dict[str, _Feature] = Field(default_factory=dict)
+    empty_cameras: int = 0
+    use_relative_actions: bool = False
+
+
+class _Step(Config):
+    """Step of the pipeline before the policy."""
+
+    model_config = ConfigDict(extra="allow")
+
+    registry_name: str | None = None
+    config: dict[str, Any] = Field(default_factory=dict)
+    state_file: str | None = None
+
+
+class _Pipeline(Config):
+    model_config = ConfigDict(extra="allow")
+
+    steps: tuple[_Step, ...] = ()
+
+    def find(self, name: str) -> _Step | None:
+        return next((step for step in self.steps if step.registry_name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,6 +108,10 @@ class Normalizer:
     """Mean, or lower end of the range."""
     second: FloatArray
     """Standard deviation, or upper end of the range."""
+
+    def fits(self, size: int) -> bool:
+        """Returns True if the statistics are of arrays of `size` numbers."""
+        return self.mode == "IDENTITY" or self.first.shape == self.second.shape == (size,)
 
     def normalize(self, numbers: FloatArray) -> FloatArray:
         """Converts a data set's numbers to the policy's."""
@@ -88,6 +153,9 @@ class LerobotFolder:
     pictures: PictureSteps
     num_text_tokens: int
     """Longest prompt, in tokens."""
+    relative: BoolArray | None = None
+    """[A] True on the numbers of an action that are offsets from the state before the chunk, as in openpi. None if no
+    number is."""
 
     def prompt(self, task: str, state: FloatArray) -> str:
         """Returns the text of a prompt. state: normalised, [F]; only pi0.5 includes it in the text."""
@@ -104,6 +172,20 @@ class LerobotFolder:
         size = int(self.settings.get("max_state_dim", 32))
         return np.pad(state, (0, max(0, size - len(state)))).astype(np.float32)
 
+    def restore_actions(self, numbers: FloatArray, state: FloatArray) -> FloatArray:
+        """Converts a chunk of the policy [K, P] to actions [K, A]. state: before the chunk, not normalised, [F]."""
+        return self.action.restore(numbers[:, : self.schedule.size]) + self._find_offsets(state)
+
+    def normalize_actions(self, actions: FloatArray, state: FloatArray) -> FloatArray:
+        """Converts actions [n, A] to the policy's numbers; the inverse of restore_actions()."""
+        return self.action.normalize(actions - self._find_offsets(state))
+
+    def _find_offsets(self, state: FloatArray) -> FloatArray:
+        """Returns what is added to a relative action, [A]; zeros without relative numbers."""
+        if self.relative is None:
+            return np.zeros(self.schedule.size, np.float32)
+        return np.where(self.relative, np.asarray(state, np.float32)[: self.schedule.size], np.float32(0))
+
     def picture(self, raw: NDArray[np.uint8]) -> FloatArray:
         """Converts a picture to [3, side, side] with numbers from -1 to 1."""
         prepared = self.pictures.prepare(raw)
@@ -113,7 +195,7 @@ class LerobotFolder:
 def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
     """Reads a folder. sampler: noise of the steps for RL; the folder determines steps, direction and padding.
 
-    Raises UserError if it is not such a folder, or lacks the statistics of state or actions.
+    Raises UserError if it is not such a folder, lacks the statistics of state or actions, or is not supported.
     """
     settings = _read_json(path / CONFIG)
     kind = settings.get("type")
@@ -122,30 +204,79 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
             f"policy folder {str(path)!r}: its config.json names type {kind!r}. Known flow-matching policies: "
             f"{', '.join(KINDS)}."
         )
-    defaults = DEFAULTS[kind]
-    steps = settings.get("num_steps", settings.get("num_inference_steps", 10))
-    side, _ = settings.get("resize_imgs_with_padding") or settings.get("image_resolution") or [defaults["side"]] * 2
-    action = settings.get("output_features", {}).get(ACTION)
+    where, defaults = f"policy folder {str(path)!r}", DEFAULTS[kind]
+    found = _Settings.parse(settings, where=f"{where}: {CONFIG}")
+    steps = found.num_steps or found.num_inference_steps or 10
+    side, other = found.resize_imgs_with_padding or found.image_resolution or (defaults["side"], defaults["side"])
+    if side != other:
+        raise UserError(
+            f"policy folder {str(path)!r} reads pictures of {side} x {other} pixels, and only squares are supported. "
+            "Take a policy of square pictures."
+        )
+    action = found.output_features.get(ACTION)
     if action is None:
         raise UserError(f"the policy's config.json has no output_features.{ACTION}, whose shape is needed.")
-    padding = {"steps": int(steps), "noise_at": 1, "padded_size": int(settings.get("max_action_dim", 32))}
+    size = action.shape[0]
+    if size > found.max_action_dim:
+        raise UserError(
+            f"{where}: actions have {size} numbers, and max_action_dim={found.max_action_dim} in its config.json. "
+            "Copy the policy again."
+        )
+    padding = {"steps": steps, "noise_at": 1, "padded_size": found.max_action_dim}
     flow = (sampler or FlowConfig()).model_copy(update=padding)
-    chunk = int(settings.get("chunk_size", 50))
-    normalizers = _read_normalizers(path)
+    if unsupported := [name for name in UNSUPPORTED if settings.get(name)]:
+        raise UserError(
+            f"policy folder {str(path)!r}: {unsupported[0]}=true in its config.json, so the policy "
+            f"{UNSUPPORTED[unsupported[0]]}, which is not supported. Take a policy that was trained without it."
+        )
+    pipeline = _Pipeline.parse(_read_json(path / PREPROCESSOR), where=f"{where}: {PREPROCESSOR}")
+    normalizers = _read_normalizers(path, pipeline)
+    for name, feature in ((STATE, found.input_features.get(STATE)), (ACTION, action)):
+        if feature is not None and not normalizers[name].fits(feature.shape[0]):
+            raise UserError(
+                f"{where}: the normalisation statistics of {name} have {len(normalizers[name].first)} numbers, and "
+                f"its config.json {feature.shape[0]}. Copy the statistics of the data set that it was trained on."
+            )
     return LerobotFolder(
         path=path,
         kind=kind,
         settings=settings,
-        cameras=tuple(
-            name.removeprefix(PICTURES) for name in settings.get("input_features", {}) if name.startswith(PICTURES)
-        ),
+        cameras=_list_cameras(found),
         state=normalizers[STATE],
         action=normalizers[ACTION],
-        schedule=FlowSchedule(config=flow, chunk=chunk, size=int(action["shape"][0])),
-        executed=int(settings.get("n_action_steps", chunk)),
-        pictures=PictureSteps(side=int(side), resize="pad_left_top" if kind == "smolvla" else "pad_center"),
-        num_text_tokens=int(settings.get("tokenizer_max_length", defaults["tokens"])),
+        schedule=FlowSchedule(config=flow, chunk=found.chunk_size, size=size),
+        executed=found.n_action_steps or found.chunk_size,
+        pictures=PictureSteps(side=side, resize="pad_left_top" if kind == "smolvla" else "pad_center"),
+        num_text_tokens=found.tokenizer_max_length or defaults["tokens"],
+        relative=_read_relative(path, found, pipeline, size),
     )
+
+
+def _list_cameras(settings: _Settings) -> tuple[str, ...]:
+    """Returns the names of the pictures. Empty cameras of the training are left out: no token attends to them."""
+    names = [name.removeprefix(PICTURES) for name in settings.input_features if name.startswith(PICTURES)]
+    empty = {f"empty_camera_{number}" for number in range(settings.empty_cameras)}
+    return tuple(name for name in names if name not in empty)
+
+
+def _read_relative(path: Path, settings: _Settings, pipeline: _Pipeline, size: int) -> BoolArray | None:
+    """Returns the numbers of an action that are offsets from the state; None if no number is.
+
+    A name of the excluded joints excludes all numbers whose names contain it.
+    """
+    step = pipeline.find(RELATIVE)
+    if step is None and settings.use_relative_actions:
+        raise UserError(
+            f"policy folder {str(path)!r}: use_relative_actions=true in its config.json, and {PREPROCESSOR} has no "
+            f"{RELATIVE} with the numbers that are relative. Save the policy with LeRobot again."
+        )
+    found = step.config if step else {}
+    if not found.get("enabled"):
+        return None
+    excluded = [str(name).lower() for name in found.get("exclude_joints") or () if name]
+    names = [str(name).lower() for name in found.get("action_names") or ()][:size]
+    is_excluded = [any(token in name for token in excluded) for name in names]
+    return ~np.array(is_excluded + [False] * (size - len(names)), np.bool_)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -158,18 +289,21 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _read_normalizers(path: Path) -> dict[str, Normalizer]:
+def _read_normalizers(path: Path, pipeline: _Pipeline) -> dict[str, Normalizer]:
     """Reads the normalisation of state and action. Raises UserError if statistics are missing."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    steps: Sequence[Mapping[str, Any]] = _read_json(path / PREPROCESSOR).get("steps", [])
-    step = next((one for one in steps if one.get("registry_name") == "normalizer_processor"), None)
-    if step is None:
-        raise UserError(f"policy folder {str(path)!r}: {PREPROCESSOR} has no normalizer_processor.")
-    modes = {name: step["config"]["norm_map"].get(entry, "IDENTITY") for name, entry in NORM_ENTRIES.items()}
-    file = path / str(step.get("state_file"))
+    step = pipeline.find("normalizer_processor")
+    if step is None or not isinstance(step.config.get("norm_map"), dict):
+        raise UserError(f"policy folder {str(path)!r}: {PREPROCESSOR} has no normalizer_processor with a norm_map.")
+    modes = {name: step.config["norm_map"].get(entry, "IDENTITY") for name, entry in NORM_ENTRIES.items()}
+    file = path / (step.state_file or "")
     has_statistics = file.is_file() and any(mode in ENDS for mode in modes.values())
-    stored = load_file(file) if has_statistics else {}
+    try:
+        stored = load_file(file) if has_statistics else {}
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}). Copy the policy again.") from None
     return {name: _normalizer(file, name, mode, stored) for name, mode in modes.items()}
 
 

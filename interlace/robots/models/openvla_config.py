@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from transformers import LlamaConfig
 
 from interlace.core.errors import UserError, nearest
-from interlace.models.action_tokens import action_statistics, range_names
+from interlace.models.action_tokens import action_statistics, check_ranges, range_names
 from interlace.models.config import GAUSSIAN, OPENVLA_TYPE
 from interlace.models.inputs import StateScaling
 from interlace.models.pictures import PictureSteps
@@ -19,6 +19,9 @@ from interlace.robots.models import openvla_oft as oft
 PROCESSOR = "preprocessor_config.json"
 CROP_AREA = 0.9
 """Share of a picture's area that remains, for policies that were trained with random crops."""
+
+
+PictureOrigin = Literal["openvla", "processor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +63,7 @@ class OpenVLAConfig(LlamaConfig):
     image_stds: list[list[float]] | None = None
     num_images: int = 1
     """Number of cameras that the policy reads; 2 adds the wrist camera."""
-    picture_origin: Literal["openvla", "processor"] | None = None
+    picture_origin: PictureOrigin | None = None
     """Preparation of pictures: `openvla` as in OpenVLA's evaluation code (JPEG, lanczos), `processor` only by the
     folder's image processor, as in RLinf. If None, `openvla` for data sets of LIBERO and Bridge, else `processor`.
     """
@@ -142,6 +145,11 @@ class OpenVLAConfig(LlamaConfig):
         """Preparation of pictures."""
         data_set = (self.unnorm_key or next(iter(self.norm_stats or {}), "")).lower()
         is_libero = "libero" in data_set
+        if self.picture_origin not in (None, *get_args(PictureOrigin)):
+            raise UserError(
+                f"picture_origin = {self.picture_origin!r} in the policy's config.json: it must be one of "
+                f"{', '.join(map(repr, get_args(PictureOrigin)))}."
+            )
         origin = self.picture_origin or ("openvla" if is_libero or "bridge" in data_set else "processor")
         crops = self.center_crop if self.center_crop is not None else is_libero and origin == "openvla"
         return PictureSteps(
@@ -164,6 +172,7 @@ class OpenVLAConfig(LlamaConfig):
                 f"the policy reads a state, and norm_stats[{name!r}] has no proprio {missing[0]} to scale it by. Copy "
                 f"{oft.STATISTICS} of the policy's training into its folder."
             )
+        check_ranges(f"norm_stats[{name!r}]['proprio']", found, ends)
         low, high = (np.asarray(found[key], np.float32) for key in ends)
         scaled = np.asarray(found.get("mask", np.ones(len(low), np.bool_)), np.bool_)
         return StateScaling(low=low, high=high, scaled=scaled)

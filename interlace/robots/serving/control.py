@@ -77,7 +77,7 @@ class ControlReport:
 
     ticks: int = 0
     idle_ticks: int = 0
-    """Ticks without an action of a chunk or of a human; the robot executes the safe action."""
+    """Ticks without an action of a chunk or of a human; the robot executes the safe action, if there is one."""
     human_ticks: int = 0
     late_ticks: int = 0
     """Ticks that began later than a tick after their time, because the loop was too slow."""
@@ -146,12 +146,15 @@ class ControlLoop:
                 f"{list(schema.known_instructions)}. Set prompt."
             )
 
-    def run(self, max_ticks: int) -> ControlReport:
+    def run(self, max_ticks: int, *, start: FloatArray | None = None) -> ControlReport:
         """Runs until the robot's episode is over, at most `max_ticks`.
 
-        After an error the robot executes the safe action once; the error is then raised.
+        start: [A] action at which the robot does not move, such as its joint positions. The first action is limited
+        from it, and the safe action `hold` repeats it before the first one. If None, the first action may change by any
+        amount, and with `hold` the robot gets no action before it. After an error the robot executes the safe action
+        once; the error is then raised. Raises UserError if `start` is not an action.
         """
-        self._limiter.counts = LimitCounts()
+        self._limiter.counts, self._limiter.previous = LimitCounts(), self._read_start(start)
         report = ControlReport(limited=self._limiter.counts)
         due_s = self._last_chunk_s = time.perf_counter()
         self._current = None
@@ -163,9 +166,11 @@ class ControlLoop:
                     report.late_ticks += 1
                     due_s = now_s  # missed ticks are left out: actions in quick succession would be unsafe
                 due_s += self._tick_s
-                action = self._choose_action(tick, due_s, report)
-                done = self._robot.act(action)
                 report.ticks += 1
+                action = self._choose_action(tick, due_s, report)
+                if action is None:
+                    continue
+                done = self._robot.act(action)
                 report.returned += done.reward or 0.0
                 report.success |= bool(done.success)
                 if len(self._ticks) < len(self._shown):
@@ -173,7 +178,8 @@ class ControlLoop:
                 if done.ended:
                     break
         except BaseException:
-            self._robot.act(self._limiter.safe_action())
+            if (safe := self._limiter.safe_action()) is not None:
+                self._robot.act(safe)
             raise
         finally:
             self._pending = None
@@ -183,7 +189,16 @@ class ControlLoop:
                 self._client.record(given)
         return report
 
-    def _choose_action(self, tick: int, end_s: float, report: ControlReport) -> FloatArray:
+    def _read_start(self, start: FloatArray | None) -> FloatArray | None:
+        if start is None:
+            return None
+        found, size = np.asarray(start, np.float32), self._client.schema.size
+        if found.shape != (size,) or not np.isfinite(found).all():
+            raise UserError(f"start = {found.tolist()}: it must be an action of {size} finite numbers.")
+        return found
+
+    def _choose_action(self, tick: int, end_s: float, report: ControlReport) -> FloatArray | None:
+        """Returns the action of a tick; None if there is none to hold yet."""
         observation = self._robot.observe()
         taken = self._human(observation) if self._human else None
         if taken is not None:

@@ -28,8 +28,8 @@ class SafetyLimits(Config):
     if a chunk takes longer. If None, the robot waits for the duration of a chunk and one second, and the server does
     not limit the time."""
     safe_action: Literal["hold", "zero"] = "hold"
-    """Action without a chunk: `hold` repeats the last action, for positions; `zero` is 0, for velocities and
-    displacements."""
+    """Action without a chunk: `hold` repeats the last action, for positions, and is none before the first one; `zero`
+    is 0, for velocities and displacements."""
 
     def check_size(self, size: int) -> None:
         """Raises UserError if the limits are not of actions of `size` numbers."""
@@ -96,11 +96,18 @@ class ActionLimiter:
     def limit(self, action: FloatArray) -> FloatArray:
         """Returns the action within all limits, which becomes the last one. A number that is not finite is replaced.
 
-        If the last action is outside of the bounds, actions return to them by steps of the largest change.
+        If the last action is outside of the bounds, actions return to them by steps of the largest change. Raises
+        UserError for a number that is not finite if the safe action is `hold` and there is no last action.
         """
         found = np.array(action, np.float32)
         if not np.isfinite(found).all():
             self.counts.not_finite += 1
+            if self.previous is None and self.limits.safe_action == "hold":
+                raise UserError(
+                    f"the action {found.tolist()} is not finite, and no earlier action is known that would be held "
+                    "instead. Give the action at which the robot does not move (last_action, or start of the control "
+                    "loop), or serve another policy."
+                )
             found = np.where(np.isfinite(found), found, self._hold())
         bounded = np.clip(found, *self._bounds())
         self.counts.bounds += bool((bounded != found).any())
@@ -116,12 +123,17 @@ class ActionLimiter:
         """Returns the actions [n, A] of a chunk within all limits."""
         return np.stack([self.limit(action) for action in actions]) if len(actions) else actions
 
-    def safe_action(self) -> FloatArray:
-        """Returns the action without a chunk, which becomes the last one. Its change is limited too."""
+    def safe_action(self) -> FloatArray | None:
+        """Returns the action without a chunk, which becomes the last one. Its change is limited too.
+
+        Returns None for `hold` without a last action: 0 would be a position to which the robot moves at once.
+        """
+        holds = self.limits.safe_action == "hold"
+        if holds and self.previous is None:
+            return None
         self.counts.safe_actions += 1
         before = (self.counts.bounds, self.counts.change)
-        wanted = self._hold() if self.limits.safe_action == "hold" else np.zeros(self.size, np.float32)
-        found = self.limit(wanted)
+        found = self.limit(self._hold() if holds else np.zeros(self.size, np.float32))
         self.counts.bounds, self.counts.change = before  # the policy did not ask for this action
         return found
 

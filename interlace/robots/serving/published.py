@@ -125,7 +125,7 @@ class PublishedPolicy:
         seed = request.seed if request.seed is not None else secrets.randbits(63) if self._samples else 0
         guide = None
         if len(request.prefix):
-            scaled = policy.folder.action.normalize(request.prefix)
+            scaled = policy.folder.normalize_actions(request.prefix, np.asarray(request.observation["state"]))
             guide = make_guide(scaled, request.delay, (schedule.chunk, schedule.padded_size))
         noise = policy.draw_noise(np.random.default_rng(seed))
         return policy.sense(request.observation, request.prompt), noise, guide
@@ -137,7 +137,11 @@ class PublishedPolicy:
             torch.from_numpy(np.stack(noise)),
             guides if any(guide is not None for guide in guides) else (),
         )
-        return [self._policy.restore(chunk) for chunk in chunks.numpy()]
+        restore = self._policy.folder.restore_actions
+        return [
+            restore(chunk, np.asarray(request.observation["state"], np.float32))
+            for chunk, request in zip(chunks.numpy(), requests, strict=True)
+        ]
 
 
 def _join_sensed(each: Sequence[Sensed]) -> Sensed:

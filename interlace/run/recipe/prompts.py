@@ -1,11 +1,13 @@
 """Prompts of a recipe, in the form that its episodes need."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Messages, ToolSpec
-from interlace.core.types import JSON
+from interlace.core.types import JSON, Prompt
+from interlace.data.formatting import read_prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.rows import Row
 from interlace.data.warmup import MessageWriter
@@ -43,6 +45,11 @@ def renderer_of(
             )
         return None
     return create_renderer(tokenizer, recipe.renderer, (*recipe.sampling.stop_token_ids, *stop_token_ids))
+
+
+def with_instructions(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Returns prompts whose text is the instruction alone, as in a data set of a robot. Their tokens stay the same."""
+    return [replace(prompt, text=read_prompt(prompt.text, recipe.task.format)) for prompt in prompts]
 
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:

@@ -10,7 +10,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message
 from interlace.core.types import JSON
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import render, to_prompts
+from interlace.data.formatting import read_prompt, render, to_prompts
 from interlace.data.rows import Row
 from interlace.models.tiny import build_tokenizer
 from interlace.rollouts.rendering.config import RendererConfig
@@ -32,6 +32,21 @@ def dressed(style: PromptFormat, *, template: str | None) -> str:
     (prompt,) = to_prompts([row()], [render(row(), style)], style, tokenizer)
     assert prompt.text == "Sort."
     return str(tokenizer.decode(prompt.token_ids))
+
+
+@pytest.mark.parametrize("prompt", ["push {it}", "?", ""])
+@pytest.mark.parametrize("template", ["{prompt}", "In: {{}} {prompt}?\nOut:", "{prompt}.", "to {prompt}"])
+def test_the_prompt_of_a_row_is_read_from_its_text(template: str, prompt: str) -> None:
+    style = PromptFormat(template=template)
+    assert read_prompt(render(row(prompt), style), style) == prompt
+
+
+def test_the_text_of_another_template_is_read_unchanged() -> None:
+    for style in (PromptFormat(template="{prompt} {level}"), PromptFormat(template="{prompt} {prompt}")):
+        assert read_prompt(render(row(level="a"), style), style) == render(row(level="a"), style)
+    replaced = PromptFormat(template="Q: {prompt}", replace={"S": "s"})
+    assert read_prompt(render(row(), replaced), replaced) == "Q: sort."
+    assert read_prompt("Sort.", PromptFormat(template="Q: {prompt}")) == "Sort.", "it was written otherwise"
 
 
 def test_a_template_names_the_prompt_and_columns() -> None:

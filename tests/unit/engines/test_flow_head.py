@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from interlace.core.errors import UserError
+from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import Sample, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import TrainEngine, sft_loss
@@ -135,3 +136,37 @@ def _answered(sample: Sample, ids: np.ndarray) -> Sample:
 def test_chains_are_not_drawn_one_number_after_another() -> None:
     with pytest.raises(UserError, match="decoding=parallel"):
         RobotShape.parse({"state_size": 6, "action_size": 1, "chunk": 1, "head": "flow", "decoding": "tokens"})
+
+
+@pytest.mark.parametrize("flow", KINDS)
+def test_actions_that_were_not_executed_are_left_out_of_the_chains_density(flow: dict[str, object]) -> None:
+    model, samples = served(num=4, **flow)
+    actions = action_tokens(model.config)
+    assert actions is not None
+    executed = actions.trained(np.array([True, False]))
+    *context, answer = samples[0].segments
+    cut = replace(samples[0], segments=(*context, replace(answer, sampled=executed)))
+
+    def weigh(inputs: LossInputs) -> LossOutputs:
+        return LossOutputs(loss_T=-inputs.logprobs_T * inputs.advantages_T, metrics_T={})
+
+    def engine() -> TrainEngine:
+        model = build_tiny_vla(shape(**flow), seed=3)[0].eval()
+        return TrainEngine(model, loss=weigh, optimizer=OptimizerConfig(), config=TrainConfig())
+
+    whole = engine().logprobs(samples)
+    found = engine().logprobs([cut, *samples[1:]])
+    np.testing.assert_allclose(found[0], np.where(cut.loss_mask, whole[0], 0), atol=1e-6)
+    for one, other in zip(found[1:], whole[1:], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+    # Directly: the gradient of the sum of the log-probs of the executed actions' numbers, over the whole chain.
+    weights = np.zeros(samples[0].num_tokens, np.float32)
+    weights[-len(executed) :] = executed
+    direct, masked = engine(), engine()
+    direct.accumulate([replace(samples[0], advantages=weights)])
+    masked.accumulate([replace(cut, advantages=np.ones(cut.num_tokens, np.float32))])
+    for (name, one), (_, other) in zip(direct.model.named_parameters(), masked.model.named_parameters(), strict=True):
+        if one.grad is not None:
+            np.testing.assert_allclose(other.grad, one.grad, atol=1e-4, rtol=1e-4, err_msg=name)
+    assert any(one.grad is not None and one.grad.abs().max() > 0 for one in masked.model.parameters())

@@ -63,6 +63,20 @@ def test_episodes_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert set(next(LeRobotReader(tmp_path).episodes()).observations) == {"state"}, "pictures are read on request"
 
 
+@pytest.mark.parametrize("name", ["actions", "shown", "rewards", "state"])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, name: str) -> None:
+    good, bad = episode(0, 4, pictures=False), episode(1, 7, pictures=False)
+    array = bad.observations["state"] if name == "state" else getattr(bad, name)
+    array[5] = np.nan if name == "rewards" else np.inf
+    writer = LeRobotWriter(tmp_path, fps=FPS)
+    writer.add(good)
+    writer.add(bad)
+    writer.finish()
+    words = "expert's actions" if name == "shown" else name
+    with pytest.raises(UserError, match=rf"{words} of step 5 of episode 1 \(both from 0\) are NaN or infinite"):
+        list(LeRobotReader(tmp_path).episodes())
+
+
 def test_files_have_the_documented_layout(tmp_path: Path) -> None:
     given = write(tmp_path)
     info = json.loads((tmp_path / "meta/info.json").read_text())

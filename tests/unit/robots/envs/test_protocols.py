@@ -9,6 +9,7 @@ from interlace.core.errors import UserError
 from interlace.robots.envs.camera_change import CameraChange, change_camera
 from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.metaworld import BENCHMARKS, NUM_GOALS, MetaWorldSettings
+from interlace.run.recipe.load import load_recipe
 
 DOT_FAMILY = "tests.support.dot_simulator:Dot"
 
@@ -35,6 +36,24 @@ def test_a_protocol_has_fifty_states_and_ml_hides_the_goal(benchmark: str | None
     assert (first == again).all() == (benchmark is not None) and not np.array_equal(first, other)
     assert (first[36:39] == 0).all() == (benchmark == "ML10")
     envs.close()
+
+
+@pytest.mark.parametrize("recipe", ["metaworld-mt10", "metaworld-ml10"])
+def test_a_success_returns_more_than_standing_still(recipe: str) -> None:
+    pytest.importorskip("metaworld")
+    settings = load_recipe(recipe, []).episode.env.settings
+    envs, returns = create_envs("metaworld", {**settings, "tasks": ["reach-v3"]}, 1), []
+    for is_expert in (True, False):
+        envs.reset(seeds=[0], task_ids=[0], init_state_ids=[1])
+        total, ended = 0.0, False
+        while not ended:
+            chunk = envs.expert_actions() if is_expert else np.zeros((1, 10, 4), np.float32)
+            result = envs.chunk_step(chunk)
+            total, ended = total + float(result.reward.sum()), bool(result.ended[0])
+        returns.append(total)
+        assert result.success[0] == is_expert
+    envs.close()
+    assert returns[0] > 2 * returns[1]
 
 
 def test_the_expert_reads_a_hidden_goal() -> None:

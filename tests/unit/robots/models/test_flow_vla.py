@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, GemmaConfig, GemmaModel, LlamaConfig, Ll
 from interlace.core.errors import UserError
 from interlace.models.config import FlowConfig
 from interlace.robots.models.flow_vla import FlowVLA, FlowVLAPolicy, Sensed, load_flow_vla, time_features
+from interlace.robots.models.lerobot_folder import read_folder
 from tests.support.flow_vla_folder import CHUNK, GEMMA, LAYERS, PADDED, SIZE, STATES, TEXT, flow_vla_folder
 
 KINDS = ["smolvla", "pi0", "pi05"]
@@ -41,7 +42,7 @@ def test_a_folder_acts_and_executes_its_chunk(tmp_path: Path, kind: str) -> None
     with torch.no_grad():
         for step in range(4):  # Euler from time 1 to 0 in four steps
             x = x - 0.25 * made.network.velocity(prefix, x, torch.tensor([1 - step * 0.25]))
-    wanted = made.restore(x[0].numpy())
+    wanted = made.folder.restore_actions(x[0].numpy(), OBSERVATION["state"])
     np.testing.assert_allclose([first, second], wanted[:2], atol=1e-5)
     assert first.shape == (SIZE,) and start.config.steps == 4
     assert not np.allclose(third, wanted[2]), "after n_action_steps actions the policy is asked again"
@@ -173,14 +174,54 @@ def test_times_become_sines_of_periods_between_4_ms_and_4_s() -> None:
     )
 
 
+def test_a_robot_sends_no_pictures_of_empty_cameras(tmp_path: Path) -> None:
+    flow_vla_folder(tmp_path / "pi0", "pi0")
+    file = tmp_path / "pi0" / "config.json"
+    settings = json.loads(file.read_text())
+    picture = settings["input_features"]["observation.images.front"]
+    settings["input_features"] |= {f"observation.images.empty_camera_{number}": picture for number in range(2)}
+    for count, wanted in ((0, ("front", "empty_camera_0", "empty_camera_1")), (1, ("front", "empty_camera_1"))):
+        file.write_text(json.dumps(settings | {"empty_cameras": count}))
+        assert read_folder(tmp_path / "pi0").cameras == wanted
+
+
+def test_actions_relative_to_the_state_are_restored_as_in_lerobot(tmp_path: Path) -> None:
+    made, _ = policy(tmp_path / "pi0", "pi0")
+    plain = made.folder
+    numbers, state = noise(CHUNK, PADDED).numpy(), np.array([5, -7, 9, 2, 2], np.float32)
+    file = tmp_path / "pi0" / "policy_preprocessor.json"
+    pipeline = json.loads(file.read_text())
+    for given, offset in (
+        ({"enabled": False, "exclude_joints": [], "action_names": None}, [0, 0, 0]),
+        ({"enabled": True, "exclude_joints": [], "action_names": None}, [5, -7, 9]),
+        ({"enabled": True, "exclude_joints": ["Gripper"], "action_names": ["a", "left_gripper.pos", "b"]}, [5, 0, 9]),
+        ({"enabled": True, "exclude_joints": ["gripper"], "action_names": None}, [5, -7, 9]),
+    ):
+        step = {"registry_name": "relative_actions_processor", "config": given}
+        file.write_text(json.dumps({**pipeline, "steps": [step, *pipeline["steps"]]}))
+        found = read_folder(tmp_path / "pi0")
+        wanted = plain.restore_actions(numbers, state) + np.array(offset, np.float32)
+        actions = found.restore_actions(numbers, state)
+        np.testing.assert_allclose(actions, wanted, atol=1e-6)
+        np.testing.assert_allclose(found.normalize_actions(actions, state), numbers[:, :SIZE], atol=1e-4)
+    acting = FlowVLAPolicy(load_flow_vla(tmp_path / "pi0"), AutoTokenizer.from_pretrained(tmp_path / "pi0/tokenizer"))
+    first, other = (each.act(OBSERVATION, "reach", np.random.default_rng(0)) for each in (acting, made))
+    np.testing.assert_allclose(first - other, OBSERVATION["state"][:SIZE], atol=1e-5)
+
+
 def damaged(folder: Path, kind: str, what: str) -> None:
     flow_vla_folder(folder, kind)
     if what == "statistics":
         (folder / "policy_preprocessor_step_5_normalizer_processor.safetensors").unlink()
-    if what in ("vlm", "type"):
+    changes = {
+        "vlm": {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}, "type": {"type": "act"},
+        "aloha": {"adapt_to_pi_aloha": True}, "memory": {"use_proprioceptive_memory": True},
+        "relative": {"use_relative_actions": True}, "oblong": {"resize_imgs_with_padding": [512, 384]},
+        "tokens": {"add_image_special_tokens": True},
+    }  # fmt: skip
+    if what in changes:
         file = folder / "config.json"
-        changed = {"vlm_model_name": "HuggingFaceTB/SmolVLM2"} if what == "vlm" else {"type": "act"}
-        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes[what]))
 
 
 @pytest.mark.parametrize(
@@ -189,12 +230,56 @@ def damaged(folder: Path, kind: str, what: str) -> None:
         ("pi0", "statistics", r"no normalisation statistics of observation.state \(mean and std in policy_pre"),
         ("smolvla", "vlm", r"names its language model 'HuggingFaceTB/SmolVLM2' .* Copy config.json"),
         ("pi0", "type", r"names type 'act'. Known flow-matching policies: smolvla, pi0, pi05"),
+        ("smolvla", "aloha", r"adapt_to_pi_aloha=true .* converts the joints of ALOHA .* not supported"),
+        ("smolvla", "oblong", r"reads pictures of 512 x 384 pixels, and only squares"),
+        ("smolvla", "tokens", r"add_image_special_tokens=true .* special tokens around pictures"),
+        ("pi05", "memory", r"use_proprioceptive_memory=true .* reads earlier states"),
+        ("pi0", "relative", r"use_relative_actions=true .* has no relative_actions_processor"),
     ],
 )
 def test_what_a_folder_lacks_is_named(tmp_path: Path, kind: str, what: str, words: str) -> None:
     damaged(tmp_path / kind, kind, what)
     with pytest.raises(UserError, match=words):
         load_flow_vla(tmp_path / kind)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("config.json", {"output_features": {"action": {"shape": []}}}, r"config.json: output_features.action.shape"),
+        ("config.json", {"output_features": {"action": {}}}, r"missing key 'output_features.action.shape'"),
+        (
+            "config.json",
+            {"output_features": {"action": {"shape": [5]}}},
+            r"action have 3 numbers, and its config.json 5",
+        ),
+        ("config.json", {"input_features": None}, r"input_features = None: it must be a mapping"),
+        (
+            "config.json",
+            {"input_features": {"observation.state": {"shape": [9]}}},
+            r"statistics of observation.state have 5 numbers, and its config.json 9",
+        ),
+        ("config.json", {"chunk_size": 0}, r"chunk_size = 0: it must be more than 0"),
+        ("config.json", {"n_action_steps": 0}, r"n_action_steps = 0: it must be more than 0"),
+        ("config.json", {"max_action_dim": 2}, r"actions have 3 numbers, and max_action_dim=2"),
+        ("config.json", {"image_resolution": [0, 0]}, r"image_resolution.0 = 0: it must be more than 0"),
+        ("policy_preprocessor.json", {"steps": None}, r"policy_preprocessor.json: steps = None: it must be a list"),
+        ("policy_preprocessor.json", {"steps": [{"registry_name": "normalizer_processor"}]}, r"with a norm_map"),
+        ("model.safetensors", None, r"model.safetensors is damaged"),
+        ("policy_preprocessor_step_5_normalizer_processor.safetensors", None, r"processor.safetensors is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_its_file(
+    tmp_path: Path, file: str, change: dict[str, object] | None, words: str
+) -> None:
+    flow_vla_folder(tmp_path / "pi0", "pi0")
+    path = tmp_path / "pi0" / file
+    if change is None:
+        path.write_bytes(path.read_bytes()[:4])
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=words):
+        load_flow_vla(tmp_path / "pi0")
 
 
 def test_a_camera_that_the_simulator_lacks_is_named(tmp_path: Path) -> None:

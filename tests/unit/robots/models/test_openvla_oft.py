@@ -16,9 +16,15 @@ from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.engines.train.export import save_model
 from interlace.models.action_tokens import ActionTokens, action_tokens
 from interlace.models.config import ModelConfig
+from interlace.models.inputs import StateScaling
 from interlace.models.loading import LoadedModel, load_model
+from interlace.robots.envs.load import find_family
+from interlace.robots.episodes.robot import RobotConfig, check_spaces, policy_actions
 from interlace.robots.models.openvla import OpenVLAForCausalLM
 from interlace.robots.models.openvla_config import OpenVLAConfig
+from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from interlace.run.recipe.load import load_recipe
+from interlace.run.recipe.prompts import recipe_prompts
 from tests.support.openvla_folder import MEANS, SIDE, STDS
 from tests.support.openvla_oft_folder import (
     ACTION,
@@ -36,6 +42,7 @@ from tests.support.openvla_oft_folder import (
 )
 from tests.unit.engines.test_arrays_beside_tokens import sample_of, serve
 
+ROOT = Path(__file__).parents[4]
 NUM = CHUNK * SIZE
 PROMPT = [7, 21, 22, 23]
 
@@ -174,3 +181,35 @@ def test_aloha_is_scaled_by_minimum_and_maximum_and_has_a_third_camera(tmp_path:
     assert tokens is not None and tokens.reads.state is not None
     assert tokens.low.tolist() == [-3.0] * SIZE and tokens.high.tolist() == [2.0] * SIZE
     assert tokens.reads.state.low.tolist() == [-4.0] * PROPRIO and tokens.reads.state.high.tolist() == [1.0] * PROPRIO
+
+
+def test_numbers_of_a_state_are_clipped_whether_they_are_scaled_or_not() -> None:
+    low, high, mask = np.array([0, 0, -1], np.float32), np.array([4, 4, 1], np.float32), np.array([True, True, False])
+    found = StateScaling(low=low, high=high, scaled=mask).apply(np.array([1, 9, -3], np.float32))
+    # normalize_proprio of openvla-oft: np.clip(np.where(mask, 2 (p - low) / (high - low + 1e-8) - 1, p), -1, 1)
+    np.testing.assert_allclose(found, [-0.5, 1, -1], atol=1e-6)
+
+
+def test_the_published_recipe_asks_for_each_task_as_openvla_does(tmp_path: Path) -> None:
+    openvla_oft_folder(tmp_path / "model", head=False)
+    recipe = load_recipe(str(ROOT / "examples/published/openvla-oft-libero.yaml"), [f"model.path={tmp_path / 'model'}"])
+    config = recipe.episode
+    assert isinstance(config, RobotConfig) and recipe.task.starts is not None
+    prompts, tokenizer = recipe_prompts(recipe), load_model(ModelConfig(path=str(tmp_path / "model"))).tokenizer
+    assert len(recipe.task.starts.instructions) == len(find_family("libero", config.env.settings)[1].tasks)
+    for prompt, instruction in zip(prompts.train, recipe.task.starts.instructions, strict=False):
+        assert prompt.text == f"In: What action should the robot take to {instruction}?\nOut:"
+        assert instruction.startswith("pick up the black bowl")
+        assert tokenizer(prompt.text)["input_ids"] == prompt.token_ids.tolist()
+    assert [prompt.metadata["task"] for prompt in prompts.train[:10]] == list(range(10))
+    states = {(prompt.metadata["task"], int(str(prompt.metadata["init_state"])) % 50) for prompt in prompts.heldout}
+    assert len(states) == 500, "each of LIBERO's fixed initial states once"
+    actions = action_tokens(load_model(ModelConfig(path=str(tmp_path / "model"))).model.config)
+    side = config.env.settings["image_size"]
+    pictures = {name: ArraySpec(shape=(side, side, 3), dtype="uint8") for name in ("image", "wrist_image")}
+    spec = EnvSpec(
+        observation={"state": ArraySpec(shape=(PROPRIO,), dtype="float32"), **pictures},
+        action=ActionSpec(low=-np.ones(7, np.float32), high=np.ones(7, np.float32)),
+        tasks=("libero_spatial/0",), instructions=("",), horizon=512,
+    )  # fmt: skip
+    check_spaces(config, spec, policy_actions(actions))

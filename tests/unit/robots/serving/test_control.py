@@ -101,7 +101,32 @@ def test_an_error_of_the_server_ends_with_the_safe_action(server: interlace.Serv
     blind = Blind(robot)
     with pytest.raises(RequestError, match=r"state\[0\] is nan"):
         run(server, blind, 0.0)
+    assert blind.actions == [], "no action is known at which the robot does not move"
+    limits = SafetyLimits(safe_action="zero")
+    with pytest.raises(RequestError, match=r"state\[0\] is nan"):
+        run(server, blind, 0.0, limits=limits)
     assert blind.actions == [0.0]
+
+
+def test_an_episode_begins_at_the_robots_position(server: interlace.Server, robot: SimulatedRobot) -> None:
+    watched = Watched(robot)
+    limits = SafetyLimits(max_change=(0.05,))
+    with connect(server, delay_s=0.2) as client:
+        loop = ControlLoop(client, watched, ControlSettings(limits=limits))
+        for start in (0.4, -0.4):
+            watched.actions.clear()
+            robot.reset(3)
+            report = loop.run(HORIZON, start=np.array([start]))
+            # The first chunk arrives after eight ticks.
+            assert watched.actions[:6] == pytest.approx([start] * 6)
+            assert np.abs(np.diff([start, *watched.actions])).max() <= 0.05 + 1e-6
+            assert report.ticks == len(watched.actions) == HORIZON
+        watched.actions.clear()
+        robot.reset(3)
+        report = loop.run(HORIZON)
+        assert len(watched.actions) <= HORIZON - 6, "before the first chunk the robot gets no action"
+        with pytest.raises(UserError, match=r"start = \[0.0, 0.0\]: it must be an action of 1 finite"):
+            loop.run(HORIZON, start=np.zeros(2))
 
 
 def test_another_robot_is_refused(server: interlace.Server, robot: SimulatedRobot) -> None:
@@ -146,11 +171,11 @@ def test_the_actions_of_a_human_become_demonstrations(
     with connect(server) as client:
         loop = ControlLoop(client, watched, ControlSettings(), human=take_over)
         with pytest.raises(OSError, match="stuck"):
-            loop.run(HORIZON)
+            loop.run(HORIZON, start=np.zeros(1))
         humans.pop()
         watched.actions.clear()
         robot.reset(3)
-        report = loop.run(HORIZON)
+        report = loop.run(HORIZON, start=np.zeros(1))
     assert (report.human_ticks, report.interventions) == (16, 1) and report.success
     assert report.limited.safe_actions == report.idle_ticks, "of this episode alone"
     [episode] = open_dataset(record).episodes()

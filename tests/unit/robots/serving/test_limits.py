@@ -26,10 +26,23 @@ def test_actions_within_the_limits_keep_their_bits() -> None:
 @pytest.mark.parametrize(("kind", "wanted"), [("hold", [0.8, 0.8, 0.8]), ("zero", [0.5, 0.2, 0.0])])
 def test_the_safe_action_is_limited_too(kind: str, wanted: list[float]) -> None:
     limiter = ActionLimiter(SafetyLimits.parse({"max_change": [0.3], "safe_action": kind}), 1)
-    assert limiter.safe_action().tolist() == [0.0], "there is no action to hold yet"
     limiter.previous = np.array([0.8], np.float32)
     assert [float(limiter.safe_action()[0]) for _ in range(3)] == pytest.approx(wanted, abs=1e-6)
-    assert limiter.counts.safe_actions == 4 and limiter.counts.num_violations == 0
+    assert limiter.counts.safe_actions == 3 and limiter.counts.num_violations == 0
+
+
+def test_there_is_no_action_to_hold_before_the_first_one() -> None:
+    holds, stops = (ActionLimiter(SafetyLimits.parse({"safe_action": kind}), 1) for kind in ("hold", "zero"))
+    assert holds.safe_action() is None and holds.counts.safe_actions == 0
+    assert stops.safe_action() == [0.0] and stops.counts.safe_actions == 1
+
+
+def test_a_first_action_that_is_not_finite_is_not_replaced_by_zero() -> None:
+    holds, stops = (ActionLimiter(SafetyLimits.parse({"safe_action": kind}), 1) for kind in ("hold", "zero"))
+    nan = np.array([np.nan], np.float32)
+    with pytest.raises(UserError, match=r"\[nan\] is not finite, and no earlier action is known"):
+        holds.limit(nan)
+    assert stops.limit(nan).tolist() == [0.0] and holds.counts.not_finite == stops.counts.not_finite == 1
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_chunk_is_the_policys(client: PolicyClient, folder: Path) -> None:
     noise = policy.draw_noise(np.random.default_rng(7))
     chunk = policy.network.sample(policy.sense(OBSERVATION, PROMPT), torch.from_numpy(noise[None]))[0]
     found = client.act(OBSERVATION, PROMPT, seed=7).actions
-    np.testing.assert_allclose(found, policy.restore(chunk.numpy()), atol=1e-5)
+    np.testing.assert_allclose(found, policy.folder.restore_actions(chunk.numpy(), OBSERVATION["state"]), atol=1e-5)
     assert (client.schema.executed, client.schema.prefix_rule) == (2, "guided")
 
 

@@ -102,10 +102,20 @@ def test_a_policy_without_statistics_of_its_data_is_refused(tmp_path: Path) -> N
     file = tmp_path / "openvla" / "config.json"
     config = json.loads(file.read_text())
     asked = ("episode.env.settings={tasks: [near], horizon: 3}", f"model={{path: {tmp_path / 'openvla'}}}")
+
+    def ranges(**changed: object) -> dict[str, object]:
+        return {"dots": {"action": config["norm_stats"]["dots"]["action"] | changed}}
+
     for stats, words in (
         ({}, "statistics of no data set. Name one as unnorm_key"),
         ({"a": config["norm_stats"]["dots"], "b": config["norm_stats"]["dots"]}, "statistics of a, b"),
         ({"dots": {"action": {"mask": [True]}}}, r"norm_stats\['dots'\]\['action'\] .* has no q01"),
+        (ranges(mask=[True] * 3), r"different sizes \(q01 of 1, q99 of 1, mask of 3 numbers\)"),
+        (ranges(q99=[1.0, 2.0]), r"different sizes \(q01 of 1, q99 of 2, mask of 1 numbers\)"),
+        (ranges(q01=0.5), r"different sizes \(q01 of 0"),
+        (ranges(q01=[float("nan")]), r"no range at number 0: q01 = nan, q99 = 0.75"),
+        (ranges(q01=[None]), r"no range at number 0: q01 = None"),
+        (ranges(q01=[2.0]), r"no range at number 0: q01 = 2.0, q99 = 0.75"),
     ):
         file.write_text(json.dumps({**config, "norm_stats": stats}))
         with pytest.raises(UserError, match=words):
@@ -189,3 +199,22 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
 def test_a_warm_up_of_a_robot_without_experts_is_refused() -> None:
     with pytest.raises(UserError, match=r"warmup.experts is not set.*or warmup=null"):
         check_recipe(load_recipe("robot-cartpole", ["warmup.steps=5"]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"n_action_bins": 0}, r"n_action_bins=0 .* give 2 or more"),
+        ({"picture_origin": "rlinf"}, r"picture_origin = 'rlinf' .* 'openvla', 'processor'"),
+        ({"embodiment": "franka"}, r"embodiment 'franka' .* is unknown"),
+    ],
+)
+def test_wrong_settings_of_a_published_policy_are_refused(
+    tmp_path: Path, changed: dict[str, object], words: str
+) -> None:
+    openvla_folder(tmp_path / "openvla")
+    file = tmp_path / "openvla" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    asked = ("episode.env.settings={tasks: [near], horizon: 3}", f"model={{path: {tmp_path / 'openvla'}}}")
+    with pytest.raises(UserError, match=words):
+        check_recipe(load_recipe("robot-cartpole", [*DOT, *asked]))
