@@ -107,7 +107,11 @@ def test_a_reward_model(tmp_path: Path) -> None:
         f"model.cache_dir={tmp_path}",
     ]
     run_recipe("reward-model", tmp_path, "judge", settings)
-    interlace.load_run("judge", folder=tmp_path).export(tmp_path / "judged")
+    judge = interlace.load_run("judge", folder=tmp_path)
+    judge.export(tmp_path / "judged")
+    assert judge.model.config.num_labels == 1, "a causal model would have a random head"
+    with pytest.raises(UserError, match="trained a reward model, which writes no text"):
+        judge.generate("1 + 1")
     assert "pipeline_tag: text-classification" in (tmp_path / "judged" / "README.md").read_text()
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "judged").config.num_labels == 1
 
