@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
+from interlace.api.names import recipe_name
+from interlace.api.run import TrainedRun
 from interlace.cli.sweep import SweepOptions, run_sweep
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
@@ -57,7 +59,7 @@ class SweepTable:
 @for_python
 @in_any_loop
 def sweep(  # house: the options of the command
-    recipe: str | Path,
+    recipe: str | Path | TrainedRun,
     settings: Mapping[str, Sequence[JSON]],
     overrides: Sequence[str] = (),
     *,
@@ -78,7 +80,7 @@ def sweep(  # house: the options of the command
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric, parallel)
     console, root = Console(quiet=quiet), Path(folder).expanduser().absolute()
-    return SweepTable(result=run_sweep(str(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
+    return SweepTable(result=run_sweep(recipe_name(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
 
 
 def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from interlace.api.advice import for_python, outside_of_loops
 from interlace.api.given_run import GivenRun
+from interlace.api.names import read_given
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
@@ -84,13 +85,13 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     check_choice(resume=resume, overwrite=overwrite)
     watchers = Callbacks(callbacks)
     disable_progress_bars()
+    given = read_given(recipe)
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     # Absolute, because a reward function, or the program after the run, may change the working folder.
     root = Path(folder).expanduser().absolute()
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings, overrides))
-    given = None if recipe is None else GivenRecipe.read(recipe)
     changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
     asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
     with ExitStack() as held:
