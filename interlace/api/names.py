@@ -4,6 +4,7 @@ from pathlib import Path
 
 from interlace.api.run import TrainedRun
 from interlace.core.errors import UserError
+from interlace.observe.run_folder import RunFolder
 from interlace.run.best import NEWEST
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.edits import GivenRecipe
@@ -12,7 +13,7 @@ from interlace.run.recipe.edits import GivenRecipe
 def recipe_name(recipe: object) -> str:
     """Returns the name or path of a recipe; of a run, the path of its settings. Raises UserError for another object."""
     if isinstance(recipe, TrainedRun):
-        return str(recipe.folder / "config.yaml")
+        return str(RunFolder(path=recipe.folder).config)
     if isinstance(recipe, str | Path):
         return str(recipe)
     hint = " Give the name and the overrides that load_recipe() took." if isinstance(recipe, Recipe) else ""

@@ -1,6 +1,6 @@
 """`interlace.train`: a run from a program or a notebook."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from interlace.api.names import read_given
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
 from interlace.observe.progress import ProgressView, open_progress
@@ -149,7 +150,8 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if refused := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
-        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in refused)
+        places = {str(path): place for path, place in asked.run.sections.rows.items()}
+        told = "; ".join(_describe_change(key, old.get(key), new.get(key), places) for key in refused)
         raise UserError(
             f"run {folder.name!r} was started with other settings ({told}). With --resume only {', '.join(CHANGEABLE)} "
             "may be changed; for anything else start a new run."
@@ -161,6 +163,12 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     with rows_by_place(asked.run.sections.rows):
         check_recipe(recipe, is_stored=True)
     return recipe, folder, None
+
+
+def _describe_change(key: str, old: JSON, new: JSON, places: Mapping[str, str]) -> str:
+    """Describes a changed setting. places: expression of the program's rows, by file."""
+    place = places.get(str(new))
+    return f"{key}: {old!r} -> {new!r}" if place is None else f"{place} has other rows"
 
 
 def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:

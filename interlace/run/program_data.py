@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TypeGuard
 
 from interlace.core.errors import UserError
+from interlace.observe.program_files import DATA_FOLDER
 from interlace.run.program_reward import load_calls, reward_section
-from interlace.run.program_rows import DATA_FOLDER, ColumnMap, write_rows
+from interlace.run.program_rows import ColumnMap, write_rows
 from interlace.run.recipe.config import SHORT
 
 SOURCE, WEIGHT = "source", "weight"
