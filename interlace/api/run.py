@@ -29,6 +29,7 @@ from interlace.run.recipe.prompts import prompt_writer
 from interlace.run.session import TrainReport
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Table: TypeAlias = Any
@@ -216,7 +217,7 @@ class TrainedRun:
         to: str | Path,
         *,
         merge: bool = True,
-        dtype: str = "float32",
+        dtype: "str | torch.dtype" = "float32",
         overwrite: bool = False,
         private: bool = True,
         token: str | None = None,
@@ -230,7 +231,7 @@ class TrainedRun:
         from interlace.run.export import ExportOptions, export_run
 
         options = ExportOptions(
-            to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
+            to=str(to), merge=merge, dtype=str(dtype), checkpoint=self.chosen, overwrite=overwrite, private=private,
             token=token,
         )  # fmt: skip
         return export_run(_files(self), self.recipe, options)

@@ -240,7 +240,9 @@ def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _to_plain(value: object) -> object:
-    """Returns a setting as a recipe has it: paths as text, and classes and functions that can be imported by name."""
+    """Returns a setting as a recipe has it: paths and torch's types as text, and classes and functions that can be
+    imported by name.
+    """
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
@@ -251,4 +253,6 @@ def _to_plain(value: object) -> object:
         return str(value)
     if inspect.isclass(value) or inspect.isfunction(value):
         return loaded_name(value) or value
+    if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):  # without importing torch
+        return str(value)
     return value

@@ -52,6 +52,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 def test_a_folder_in_bfloat16_with_a_card(run: interlace.TrainedRun, tmp_path: Path) -> None:
     target = tmp_path / "exports" / "mine"
     assert run.export(target, dtype="bf16") == str(target)
+    run.export(target, dtype=torch.bfloat16, overwrite=True)
     model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
     assert model.dtype == torch.bfloat16
     assert torch.allclose(logits(model), logits(run.model), atol=0.05)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from interlace import train
 from interlace.api.given_run import GivenRun
@@ -37,6 +38,11 @@ def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
     found = ProgramInputs(model={"path": tmp_path / "model"}, reward="exact").sections(tmp_path, settings).recipe()
     assert (found.model.path, found.reference.model.path) == (str(tmp_path / "model"), str(tmp_path / "teacher"))
     assert found.task.mixture[0].files.train == str(tmp_path / "a.jsonl")
+
+
+def test_a_type_of_torch_is_a_setting(tmp_path: Path) -> None:
+    given = ProgramInputs(model={"path": "tiny:micro", "dtype": torch.bfloat16}, data="chain_sum", reward="exact")
+    assert given.sections(tmp_path, SIZES).recipe().model.dtype == "bfloat16"
 
 
 def test_columns_of_a_data_set_of_the_hub_are_mapped(tmp_path: Path) -> None:
