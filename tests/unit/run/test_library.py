@@ -93,6 +93,16 @@ def test_a_part_of_a_reward_with_two_weights_is_refused(tmp_path: Path) -> None:
         ProgramInputs(reward=["exact", ({"name": "exact", "weight": 2.0}, 0.5)]).sections(tmp_path, {})
 
 
+def test_a_list_of_rewards_has_parts_and_a_part_may_be_a_list_with_its_weight(tmp_path: Path) -> None:
+    given = ProgramInputs(model="tiny:micro", data="chain_sum", reward=["exact", ["math_verify", 0.5]])
+    recipe = given.sections(tmp_path, SIZES).recipe()
+    assert recipe.reward is not None and [part.weight for part in recipe.reward.parts] == [1.0, 0.5]
+    with pytest.raises(UserError, match=r"reward is an empty list: give functions"):
+        ProgramInputs(reward=[]).sections(tmp_path, SIZES)
+    with pytest.raises(UserError, match=r"a part of reward is \['exact', 'math_verify'\]: a part is a function"):
+        ProgramInputs(reward=[["exact", "math_verify"]]).sections(tmp_path, SIZES)
+
+
 def test_a_class_or_function_is_a_setting_by_its_name(tmp_path: Path) -> None:
     from interlace.algorithms.dapo import DAPO
     from tests.support.reward_functions import size
