@@ -17,7 +17,7 @@ from interlace.cli.preflight import disable_progress_bars, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
-from interlace.observe.progress import open_progress
+from interlace.observe.open_progress import open_progress
 from interlace.observe.run_folder import folder_name, run_folder
 from interlace.observe.stop import StopSignal
 from interlace.run.best import NEWEST, choose_checkpoint

@@ -17,8 +17,8 @@ from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.notebook import NotebookProgress, is_notebook
-from interlace.observe.progress import ProgressView, open_progress
+from interlace.observe.open_progress import open_progress
+from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import open_run, resume_run
@@ -101,7 +101,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
         run.write_config(chosen)
         if given:
             given.write(run, resume=resume)
-        progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
+        progress = held.enter_context(open_progress(console, num_steps=chosen.steps, quiet=quiet))
         return _train_recipe(chosen, run, progress, watchers, planner, resume=resume)
 
 
@@ -169,12 +169,6 @@ def _describe_change(key: str, old: JSON, new: JSON, places: Mapping[str, str]) 
     """Describes a changed setting. places: expression of the program's rows, by file."""
     place = places.get(str(new))
     return f"{key}: {old!r} -> {new!r}" if place is None else f"{place} has other rows"
-
-
-def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
-    if not quiet and is_notebook():
-        return NotebookProgress(num_steps)
-    return open_progress(console, num_steps=num_steps, quiet=quiet)
 
 
 def _train_recipe(

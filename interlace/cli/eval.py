@@ -66,7 +66,7 @@ def evaluate_spec(
 
     recipe: None takes the run's. checkpoint: of a run, `newest`, `best`, a step or a folder.
     """
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
 
     disable_progress_bars()
     settings = make_evaluated_recipe(spec, recipe, overrides, checkpoint)

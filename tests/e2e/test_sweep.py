@@ -17,7 +17,7 @@ import interlace
 from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.progress import open_progress
+from interlace.observe.open_progress import open_progress
 from interlace.observe.stop import StopSignal
 from interlace.run.clusters.local import this_machine
 from interlace.run.sweep import Sweep, Variant, load_sweep, split_values
