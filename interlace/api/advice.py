@@ -19,7 +19,7 @@ ARGUMENTS = (
     "port", "api-key", "admin-key", "policy", "tokenizer", "dialect", "device", "metric", "parallel", "to", "merge",
     "dtype", "step", "quiet",
 )  # fmt: skip
-"""Options that are arguments of a function here. Those of other programs, such as pip, stay as they are."""
+"""Options that are arguments of a function here. Options of other programs, such as pip, stay as they are."""
 _COMMAND = r"`interlace [^`]*`|interlace presets --explain \S+"
 """Commands, which stay as they are."""
 _OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[\w/~.])([\w.,/~-]+))?")
