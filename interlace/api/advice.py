@@ -13,16 +13,23 @@ from interlace.core.errors import InterlaceError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_COMMAND = r"interlace presets --explain \S+"
-"""Command without a form in Python, which stays as it is."""
-_OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
+ARGUMENTS = (
+    "name", "resume", "overwrite", "devices", "schedule", "schedules", "cluster", "profile", "prompts", "timeline",
+    "max-staleness", "market", "probe", "explain", "steps", "out", "budget", "roofline", "recipe", "checkpoint", "host",
+    "port", "api-key", "admin-key", "policy", "tokenizer", "dialect", "device", "metric", "parallel", "to", "merge",
+    "dtype", "step", "quiet",
+)  # fmt: skip
+"""Options that are arguments of a function here. Options of other programs, such as pip, stay as they are."""
+_COMMAND = r"`interlace [^`]*`|interlace presets --explain \S+"
+"""Commands, which stay as they are."""
+_OPTION = re.compile(_COMMAND + r"|--([a-z][a-z-]*)(?:[= ](?=[\w/~.])([\w.,/~-]+))?")
 _TASK = re.compile(
     r"task\.(columns|format)\.(\w+)=(\{?\w+(?:\.\w+)*\}?)|task\.files\.(heldout_size)|task\.omit=\[([^\]]+)\]"
 )
 """Settings of the prompts that are arguments of a program."""
 _REWARD = re.compile(r"(?<![\w.])reward=([A-Za-z]\w*(?:[.:]\w+)*)")
 _LITERALS = {"null": "None", "false": "False", "true": "True"}
-_FLAGS = ("overwrite", "resume", "probe", "quiet")
+_FLAGS = ("overwrite", "resume", "probe", "quiet", "merge", "policy", "explain")
 
 
 def for_python(function: Callable[P, T]) -> Callable[P, T]:
@@ -74,15 +81,18 @@ def _quote(text: str) -> str:
 def _format_argument(match: "re.Match[str]") -> str:
     if match[1] is None:
         return match[0]
+    if match[1] not in ARGUMENTS:
+        return match[0]
     name = match[1].replace("-", "_")
     if name in _FLAGS:
         return f"{name}=True" + (f" {match[2]}" if match[2] else "")
-    # A word after an option in a sentence is not its value, unless a colon follows.
+    # A word in small letters after an option in a sentence is not its value, unless a colon follows.
     follows = match.string[match.end() : match.end() + 1]
-    is_value = match[2] is not None and (
-        match[0][len(match[1]) + 2] == "=" or follows == ":" or not match[2].rstrip(".,").isalpha()
-    )
-    return f"{name}={match[2]}" if is_value else f"{name}=..." + (f" {match[2]}" if match[2] else "")
+    if match[2] is None:
+        return name if follows == "." else f"{name}=..."
+    is_word = match[2].rstrip(".,").isalpha() and match[2].islower()
+    is_value = match[0][len(match[1]) + 2] == "=" or follows == ":" or not is_word
+    return f"{name}={match[2]}" if is_value else f"{name}=... {match[2]}"
 
 
 def outside_of_loops(call: Callable[[], T]) -> T:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
+from interlace.api.names import find_checkpoint, recipe_name
 from interlace.api.run import TrainedRun
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
@@ -16,7 +17,7 @@ from interlace.cli.preflight import disable_progress_bars, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import table_html
-from interlace.observe.progress import open_progress
+from interlace.observe.open_progress import open_progress
 from interlace.observe.run_folder import folder_name, run_folder
 from interlace.observe.stop import StopSignal
 from interlace.run.best import NEWEST, choose_checkpoint
@@ -88,7 +89,7 @@ class SchedulePlan:
 @for_python
 @in_any_loop
 def simulate(
-    recipe: str | Path,
+    recipe: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
     schedule: str | Sequence[str] | None = None,
@@ -106,7 +107,7 @@ def simulate(
 
     path = writable(Path(timeline).expanduser(), "--timeline") if timeline else None
     found = simulate_schedules(
-        str(recipe),
+        recipe_name(recipe),
         overrides,
         _join_names(schedule) if schedule else None,
         devices=str(devices),
@@ -119,7 +120,7 @@ def simulate(
 
 @for_python
 def compare(  # house: the options of the command, by the same names
-    recipe: str | Path,
+    recipe: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
     schedules: str | Sequence[str],
@@ -139,7 +140,7 @@ def compare(  # house: the options of the command, by the same names
     from interlace.run.compare import load_variants, run_variants, write_comparison
 
     disable_progress_bars()
-    spec, names, root = str(recipe), _join_names(schedules), Path(folder).expanduser()
+    spec, names, root = recipe_name(recipe), _join_names(schedules), Path(folder).expanduser()
     changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
         size = None if devices is None else str(devices)
@@ -169,7 +170,7 @@ def _make_table(outcomes: "Sequence[ScheduleOutcome]", failed: Mapping[str, str]
 @for_python
 @in_any_loop
 def plan(  # house: the options of the command
-    recipe: str | Path,
+    recipe: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
     devices: str | int | None = None,
@@ -190,8 +191,8 @@ def plan(  # house: the options of the command
 
     settings, changes = split_settings(list(overrides), max_staleness, market=market)
     found = plan_recipe(
-        str(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
-        quiet=quiet,
+        recipe_name(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile,
+        probe=probe, quiet=quiet,
     )  # fmt: skip
     return SchedulePlan(
         schedule=found.chosen.schedule,
@@ -226,7 +227,7 @@ def profile(
 
     disable_progress_bars()
     path = writable(Path(out).expanduser(), "--out")
-    spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else str(recipe)
+    spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else recipe_name(recipe)
     found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
@@ -238,7 +239,7 @@ def evaluate(
     run_or_model: str | Path | TrainedRun,
     overrides: Sequence[str] = (),
     *,
-    recipe: str | Path | None = None,
+    recipe: str | Path | TrainedRun | None = None,
     checkpoint: str | int | None = None,
     quiet: bool = False,
 ) -> Evaluation:
@@ -246,8 +247,8 @@ def evaluate(
 
     checkpoint: of a run, `newest`, `best`, a step or a folder. If None, the one that load_run() chose, else the newest.
     """
-    spec, chosen = _find_checkpoint(run_or_model, checkpoint)
-    given = None if recipe is None else str(recipe)
+    spec, chosen = find_checkpoint(run_or_model, checkpoint)
+    given = None if recipe is None else recipe_name(recipe)
     return evaluate_spec(spec, given, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
 
 
@@ -288,7 +289,7 @@ def serve(
 
     check_access(port, api_key, admin_key)
     disable_progress_bars()
-    spec, chosen = _find_checkpoint(model_or_run, checkpoint)
+    spec, chosen = find_checkpoint(model_or_run, checkpoint)
     if policy:
         settings, others = split_policy_settings(overrides)
         options = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings)
@@ -314,16 +315,9 @@ def lm_eval_model(
     """
     from interlace.cli.lm_eval import LMSource, open_lm
 
-    spec, chosen = _find_checkpoint(model_or_run, checkpoint)
+    spec, chosen = find_checkpoint(model_or_run, checkpoint)
     source = LMSource(spec=spec, overrides=overrides, checkpoint=chosen, tokenizer=tokenizer, dialect=dialect)
     return open_lm(source, device=device)
-
-
-def _find_checkpoint(run_or_model: str | Path | TrainedRun, checkpoint: str | int | None) -> tuple[str, str | int]:
-    """Returns the name of a run or model, and the choice of its checkpoint."""
-    if isinstance(run_or_model, TrainedRun):
-        return str(run_or_model.folder), run_or_model.chosen if checkpoint is None else checkpoint
-    return str(run_or_model), NEWEST if checkpoint is None else checkpoint
 
 
 def _join_names(schedules: str | Sequence[str]) -> str:

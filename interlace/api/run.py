@@ -14,7 +14,7 @@ from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import writable
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, SamplingParams
-from interlace.models.transformers_lock import TRANSFORMERS_LOCK
+from interlace.models.classifier import holds_classifier
 from interlace.observe.best import read_best
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import curve_svg, table_html
@@ -29,6 +29,7 @@ from interlace.run.recipe.prompts import prompt_writer
 from interlace.run.session import TrainReport
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Table: TypeAlias = Any
@@ -111,12 +112,14 @@ class TrainedRun:
 
     @cached_property
     def model(self) -> "PreTrainedModel":
-        """The trained model, loaded by transformers."""
-        from transformers import AutoModelForCausalLM
+        """The trained model; of a run of `reward-model`, the classifier."""
+        from interlace.models.classifier import load_classifier
+        from interlace.models.loading import load_model
 
-        with TRANSFORMERS_LOCK:
-            found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(_require_checkpoint(self))
-        return found.eval()
+        checkpoint = _require_checkpoint(self)
+        # A checkpoint is float32; model.dtype is the type of the engines.
+        stored = self.recipe.model.stored_in(checkpoint).model_copy(update={"dtype": "float32"})
+        return (load_classifier(stored) if holds_classifier(checkpoint) else load_model(stored)).model
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -139,7 +142,7 @@ class TrainedRun:
         a tool is part of the response and is not executed. max_new_tokens, temperature: None takes the run's settings;
         temperature 0 takes the most probable token. Truncation, penalties, biases and stop strings are the run's, too;
         the model's generation_config has no effect except for its end tokens. Raises UserError for a value that is out
-        of range.
+        of range, and for a reward model.
         """
         from interlace.api.generation import generate_texts
 
@@ -147,6 +150,11 @@ class TrainedRun:
             raise UserError(
                 f"prompts is a {type(prompts).__name__}. Give text, or a list of texts or chats, such as "
                 'generate("2 + 2?") or generate(["2 + 2?", [{"role": "user", "content": "3 + 3?"}]]).'
+            )
+        if holds_classifier(checkpoint := _require_checkpoint(self)):
+            raise UserError(
+                f"run {self.name!r} trained a reward model, which writes no text. Another run takes it as its reward: "
+                f'reward={{"name": "model", "model": "{checkpoint}"}}.'
             )
         changes = {"max_new_tokens": max_new_tokens, "temperature": temperature}
         kept = self.recipe.sampling.model_dump()
@@ -209,7 +217,7 @@ class TrainedRun:
         to: str | Path,
         *,
         merge: bool = True,
-        dtype: str = "float32",
+        dtype: "str | torch.dtype" = "float32",
         overwrite: bool = False,
         private: bool = True,
         token: str | None = None,
@@ -223,7 +231,7 @@ class TrainedRun:
         from interlace.run.export import ExportOptions, export_run
 
         options = ExportOptions(
-            to=str(to), merge=merge, dtype=dtype, checkpoint=self.chosen, overwrite=overwrite, private=private,
+            to=str(to), merge=merge, dtype=str(dtype), checkpoint=self.chosen, overwrite=overwrite, private=private,
             token=token,
         )  # fmt: skip
         return export_run(_files(self), self.recipe, options)

@@ -8,10 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
+from interlace.api.names import recipe_name
+from interlace.api.run import TrainedRun
 from interlace.cli.sweep import SweepOptions, run_sweep
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.core.yaml_text import to_json_text
+from interlace.core.yaml_text import parse_yaml, to_json_text
 from interlace.observe.notebook import table_html
 from interlace.run.sweep import SweepResult
 
@@ -26,10 +28,14 @@ class SweepTable:
 
     @property
     def rows(self) -> list[dict[str, JSON]]:
-        """Returns a mapping for each run, the best first: the swept settings, steps, metric, best, seconds, folder."""
+        """Returns a mapping for each run, the best first: the swept settings, steps, metric, best, seconds, folder.
+
+        A setting that is a list or a mapping is its text.
+        """
         return [
             {
-                **row.values, "steps": row.steps, self.result.metric: row.metric, "best": row.best,
+                **{key: _read_value(text) for key, text in row.values.items()},
+                "steps": row.steps, self.result.metric: row.metric, "best": row.best,
                 "seconds": row.seconds, "folder": str(self.result.folder / row.name),
             }
             for row in self.result.rows
@@ -46,7 +52,10 @@ class SweepTable:
         return self.result.report
 
     def __repr__(self) -> str:
-        lines = [", ".join(f"{name} {value}" for name, value in row.items() if name != "folder") for row in self.rows]
+        lines = [
+            ", ".join(f"{name} {_shorten(value)}" for name, value in row.items() if name != "folder")
+            for row in self.rows
+        ]
         return "\n".join([f"{type(self).__name__} by {self.result.metric}", *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
@@ -57,7 +66,7 @@ class SweepTable:
 @for_python
 @in_any_loop
 def sweep(  # house: the options of the command
-    recipe: str | Path,
+    recipe: str | Path | TrainedRun,
     settings: Mapping[str, Sequence[JSON]],
     overrides: Sequence[str] = (),
     *,
@@ -78,7 +87,7 @@ def sweep(  # house: the options of the command
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric, parallel)
     console, root = Console(quiet=quiet), Path(folder).expanduser().absolute()
-    return SweepTable(result=run_sweep(str(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
+    return SweepTable(result=run_sweep(recipe_name(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
 
 
 def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:
@@ -108,3 +117,13 @@ def _format_value(value: object) -> str:
             f"{value!r} is a {type(value).__name__}, and a value of a sweep is text, a number, true, false, null, or a "
             "list or mapping of these. A class or function is named as package.module:Name."
         ) from None
+
+
+def _read_value(text: str) -> JSON:
+    """Returns a swept value as the recipe reads it: a number, a truth value, None or text."""
+    value: JSON = parse_yaml(text)
+    return text if isinstance(value, list | dict) else value
+
+
+def _shorten(value: JSON) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
 """`interlace.train`: a run from a program or a notebook."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +11,14 @@ from rich.console import Console
 
 from interlace.api.advice import for_python, outside_of_loops
 from interlace.api.given_run import GivenRun
+from interlace.api.names import read_given
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.notebook import NotebookProgress, is_notebook
-from interlace.observe.progress import ProgressView, open_progress
+from interlace.observe.open_progress import open_progress
+from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
 from interlace.observe.run_lock import open_run, resume_run
@@ -84,13 +86,13 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     check_choice(resume=resume, overwrite=overwrite)
     watchers = Callbacks(callbacks)
     disable_progress_bars()
+    given = read_given(recipe)
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     # Absolute, because a reward function, or the program after the run, may change the working folder.
     root = Path(folder).expanduser().absolute()
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings, overrides))
-    given = None if recipe is None else GivenRecipe.read(recipe)
     changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
     asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
     with ExitStack() as held:
@@ -99,7 +101,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
         run.write_config(chosen)
         if given:
             given.write(run, resume=resume)
-        progress = held.enter_context(_make_progress(console, chosen.steps, quiet=quiet))
+        progress = held.enter_context(open_progress(console, num_steps=chosen.steps, quiet=quiet))
         return _train_recipe(chosen, run, progress, watchers, planner, resume=resume)
 
 
@@ -148,7 +150,8 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if refused := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
-        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in refused)
+        places = {str(path): place for path, place in asked.run.sections.rows.items()}
+        told = "; ".join(_describe_change(key, old.get(key), new.get(key), places) for key in refused)
         raise UserError(
             f"run {folder.name!r} was started with other settings ({told}). With --resume only {', '.join(CHANGEABLE)} "
             "may be changed; for anything else start a new run."
@@ -162,10 +165,10 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     return recipe, folder, None
 
 
-def _make_progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
-    if not quiet and is_notebook():
-        return NotebookProgress(num_steps)
-    return open_progress(console, num_steps=num_steps, quiet=quiet)
+def _describe_change(key: str, old: JSON, new: JSON, places: Mapping[str, str]) -> str:
+    """Describes a changed setting. places: expression of the program's rows, by file."""
+    place = places.get(str(new))
+    return f"{key}: {old!r} -> {new!r}" if place is None else f"{place} has other rows"
 
 
 def _train_recipe(

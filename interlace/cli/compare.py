@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Train one recipe under several schedules in turn, on the same seeds, and compare their costs and results."""
     from interlace.observe.jsonl import to_line
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
     from interlace.observe.run_folder import folder_name
     from interlace.observe.stop import StopSignal
     from interlace.run.compare import Comparison, load_variants, run_variants, write_comparison

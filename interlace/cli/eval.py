@@ -66,7 +66,7 @@ def evaluate_spec(
 
     recipe: None takes the run's. checkpoint: of a run, `newest`, `best`, a step or a folder.
     """
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
 
     disable_progress_bars()
     settings = make_evaluated_recipe(spec, recipe, overrides, checkpoint)
@@ -105,6 +105,11 @@ def make_evaluated_recipe(
 
     derived = check_recipe(settings, is_stored=is_stored)
     if not derived.num_heldout_prompts:
+        if recipe is None:
+            raise UserError(
+                f"run {run_or_model!r} has trained on all prompts of its task, so none is held out. Name others to "
+                "evaluate on: task.heldout_sets.NAME=FILE.jsonl."
+            )
         raise UserError("the recipe's task holds out no prompts to evaluate on: set task.files.heldout_size.")
     return settings
 

@@ -34,7 +34,7 @@ def plan_here(
 ) -> "tuple[RecipePlan, Probes | None]":
     """Plans a recipe on this machine. profile: if None, the stored profile, or a new measurement. Raises UserError."""
     from interlace.cli.virtual import load_given_profile
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
     from interlace.run.recipe.check_objective import refuse_unprofiled
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe
@@ -78,7 +78,7 @@ def plan_at_start(recipe: "Recipe", console: Console, held: ExitStack) -> "tuple
     from interlace.forecast.plan import PlanSettings
     from interlace.forecast.profile.profile import PARTS
     from interlace.forecast.recipe_check import AcceptsHere
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
     from interlace.run.recipe.check import check_recipe
     from interlace.run.recipe.check_objective import refuse_unprofiled
     from interlace.run.recipe.config import AUTO, set_schedule

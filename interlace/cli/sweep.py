@@ -68,7 +68,7 @@ def run_sweep(
     recipe: str, settings: list[str], root: Path, options: SweepOptions, console: Console, *, quiet: bool
 ) -> "SweepResult":
     """Trains all combinations. Raises UserError before any work starts."""
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
     from interlace.observe.run_folder import RunFolder, claim_name
     from interlace.observe.stop import StopSignal
     from interlace.run.sweep import Sweep, choose_order, load_sweep

@@ -167,7 +167,7 @@ def _run(
     quiet: bool,
     console: Console,
 ) -> "TrainReport":
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
     from interlace.observe.stop import PATIENCE_S, StopSignal
     from interlace.run.train import train as train_recipe
 

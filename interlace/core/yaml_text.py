@@ -134,6 +134,13 @@ def to_json_text(value: object) -> str:
     return _UNREADABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a text that is longer than the name of a file may be
+        return False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YamlFiles:
     """Shipped files, by their names, and a user's files, by their paths."""
@@ -150,14 +157,17 @@ class YamlFiles:
         """Returns the path of a shipped name, or of a user's file that ends in .yaml. Raises UserError."""
         if spec.endswith((".yaml", ".yml")):
             path = Path(spec).expanduser()
-            if not path.is_file():
-                raise UserError(f"{self.kind} {spec!r}: there is no such file (looked in {path.parent.resolve()}).")
+            if not _is_file(path):
+                raise UserError(
+                    f"{self.kind} {spec!r:.200}: there is no such file (looked in {path.parent.resolve()})."
+                )
             return path
         if spec not in self.names():
             own = "Your own is written as a path to a YAML file."
-            if Path(f"{spec}.yaml").is_file():
-                raise UserError(f"unknown {self.kind} {spec!r}. Did you mean the file {spec + '.yaml'!r}?")
-            raise UserError(f"unknown {self.kind} {spec!r}.{nearest(spec, self.names())} {own}")
+            for file in (f"{spec}.yaml", f"{spec}/config.yaml"):  # the latter in the folder of a run
+                if _is_file(Path(file)):
+                    raise UserError(f"unknown {self.kind} {spec!r}. Did you mean the file {file!r}?")
+            raise UserError(f"unknown {self.kind} {spec!r:.200}.{nearest(spec, self.names())} {own}")
         return self.folder / f"{spec}.yaml"
 
     def read(self, spec: str, *, may_be_empty: bool = False) -> "dict[str, JSON]":

@@ -45,6 +45,8 @@ class NotebookProgress(QuietProgress):
 
     def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
         line = StepLine.of(step, metrics, headline)
+        if self._values and step <= self._values[-1][0]:  # the first step of the next run of a sweep or comparison
+            self._values, self._seconds = [], []
         self._name = headline.name
         self._seconds.append(line.step_s)
         if line.value == line.value:  # not NaN

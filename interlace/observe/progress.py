@@ -50,13 +50,6 @@ class ProgressView(Protocol):
     ) -> None: ...
 
 
-def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> ProgressView:
-    """Opens the view that fits the console."""
-    if quiet:
-        return QuietProgress()
-    return LiveProgress(console, num_steps) if console.is_terminal else PlainProgress(console, num_steps)
-
-
 class QuietProgress:
     """Shows nothing."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import read_mapping, to_yaml
+from interlace.observe.program_files import follow_moved_file, follow_moved_files
 
 if TYPE_CHECKING:
     from interlace.core.types import JSON
@@ -64,7 +65,7 @@ def check_identity(path: Path, found: CheckpointIdentity | None, wanted: RunIden
         wrong = "does not record its run, model and step"
     elif found.run != wanted.run:
         wrong = f"belongs to another run (its id is {found.run}; the id of this run is {wanted.run})"
-    elif found.model != wanted.model:
+    elif follow_moved_file(found.model, _runs_of(path)) != follow_moved_file(wanted.model, _runs_of(path)):
         wrong = f"holds another model ({found.model!r}; this run trains {wanted.model!r})"
     elif found.step != step:
         wrong = f"was written at step {found.step} and renamed"
@@ -114,7 +115,8 @@ def check_changed_settings(
     run.
     """
     remedy = f"Delete {checkpoint} to resume from the one before."
-    written = dict(flatten(read_mapping(checkpoint / SETTINGS_FILE, remedy=remedy)))
+    stored = read_mapping(checkpoint / SETTINGS_FILE, remedy=remedy)
+    written = dict(flatten(follow_moved_files(stored, _runs_of(checkpoint))))
     present = dict(flatten(settings))
     planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
     lines, refused = [], False
@@ -133,6 +135,11 @@ def check_changed_settings(
             "Restore config.yaml, or start a new run with the new settings."
         )
     return lines
+
+
+def _runs_of(checkpoint: Path) -> Path:
+    """Returns the folder of the runs: a checkpoint is RUNS/NAME/checkpoints/step_N."""
+    return checkpoint.resolve().parent.parent.parent
 
 
 def _is_of(key: str, sections: tuple[str, ...]) -> bool:

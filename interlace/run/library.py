@@ -92,26 +92,27 @@ class ProgramInputs:
         found: dict[str, object] = {name: _to_plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
-        rows: dict[Path, str] = {}
+        task = found.get("task")
+        writer = TaskWriter(
+            omit=task.get("omit") if isinstance(task, Mapping) else (),
+            columns=dict(self.columns or {}),
+            heldout_size=self.heldout_size,
+            reward=found.get("reward"),
+            root=root,
+            has_completions=has_completions,
+        )
+        if isinstance(task, Mapping) and "heldout_sets" in task:
+            found["task"] = task = {**task, "heldout_sets": writer.heldout_sets(task["heldout_sets"])}
         if self.data is not None:
-            task = found.get("task")
-            writer = TaskWriter(
-                omit=task.get("omit") if isinstance(task, Mapping) else (),
-                columns=dict(self.columns or {}),
-                heldout_size=self.heldout_size,
-                reward=found.get("reward"),
-                root=root,
-                has_completions=has_completions,
-            )
             section = {name: _to_plain(value) for name, value in writer.section(self.data).items()}
-            found["task"], rows = _join_task(section, task), writer.rows
+            found["task"] = _join_task(section, task)
         elif self.heldout_size is not None or self.columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:
             found["model"] = self._model(root)
         elif self.tokenizer is not None:
             raise UserError("a tokenizer is given without a model: give model and tokenizer.")
-        return Sections(values=found, rows=rows)
+        return Sections(values=found, rows=writer.rows)
 
     def _model(self, root: Path) -> object:
         if isinstance(self.model, tuple) and len(self.model) == 2:
@@ -240,7 +241,9 @@ def list_required_numbers(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _to_plain(value: object) -> object:
-    """Returns a setting as a recipe has it: paths as text, and classes and functions that can be imported by name."""
+    """Returns a setting as a recipe has it: paths and torch's types as text, and classes and functions that can be
+    imported by name.
+    """
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
@@ -251,4 +254,6 @@ def _to_plain(value: object) -> object:
         return str(value)
     if inspect.isclass(value) or inspect.isfunction(value):
         return loaded_name(value) or value
+    if (type(value).__module__, type(value).__name__) == ("torch", "dtype"):  # without importing torch
+        return str(value)
     return value

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
+from interlace.core.config import Config
 from interlace.core.errors import UserError
+from interlace.observe.program_files import DATA_FOLDER
 from interlace.run.program_reward import load_calls, reward_section
-from interlace.run.program_rows import DATA_FOLDER, ColumnMap, write_rows
+from interlace.run.program_rows import ColumnMap, write_rows
 from interlace.run.recipe.config import SHORT
 
 SOURCE, WEIGHT = "source", "weight"
@@ -51,6 +53,28 @@ class TaskWriter:
             )
         return {"mixture": [self._part(str(name), part) for name, part in data.items()]}
 
+    def heldout_sets(self, sets: object) -> object:
+        """Returns the setting `heldout_sets` with the rows of a program written to files.
+
+        sets: maps the name of each set to rows, the name of a file or data set, or a mapping with the keys of a set in
+        a recipe, of which `source` may be rows. The check of the recipe refuses another value.
+        """
+        if not isinstance(sets, Mapping):
+            return sets
+        return {name: self._heldout_set(str(name), given) for name, given in sets.items()}
+
+    def _heldout_set(self, name: str, given: object) -> object:
+        part = dict(given) if isinstance(given, Mapping) else {SOURCE: given}
+        source = part.get(SOURCE)
+        if source is None or isinstance(source, str | Path | Config):
+            return str(given) if isinstance(given, Path) else given
+        columns, omit = part.get("columns") or {}, part.get("omit")
+        if not isinstance(columns, Mapping):
+            return given
+        place = f'task["heldout_sets"][{name!r}]'
+        written = self._write_rows(source, columns, self.reward, omit, place, name)
+        return {**{key: value for key, value in part.items() if key not in (SOURCE, "columns")}, **written}
+
     def _part(self, name: str, given: object) -> dict[str, object]:
         """Returns a source of a mixture."""
         place = f"data[{name!r}]"
@@ -89,22 +113,29 @@ class TaskWriter:
             if columns and "reasoning_gym" in task:
                 raise UserError(f"columns are for files and rows, and {place}={spec!r} is a dataset of reasoning-gym.")
         else:
-            path = write_rows(
-                data,
-                columns,
-                load_calls(reward),
-                self.root,
-                place,
-                name=name or DATA_FOLDER,
-                omit=omit if isinstance(omit, list | tuple) else (),  # the check of the recipe refuses another type
-                has_completions=self.has_completions,
-            )
-            self.rows[path] = place
-            task = {"files": {"train": str(path)}}
-            columns = {name: column for name, column in columns.items() if column is None}
+            written = self._write_rows(data, columns, reward, omit, place, name or DATA_FOLDER)
+            task, columns = {"files": written["files"]}, written.get("columns", {})
         if self.heldout_size:
             task = {kind: {**_to_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
         return {**task, "columns": dict(columns)} if columns else task
+
+    def _write_rows(
+        self, rows: object, columns: ColumnMap, reward: object, omit: object, place: str, name: str
+    ) -> dict[str, Any]:
+        """Writes rows to a file. Returns the section of the file, with the columns that are not read."""
+        path = write_rows(
+            rows,
+            columns,
+            load_calls(reward),
+            self.root,
+            place,
+            name=name,
+            omit=omit if isinstance(omit, list | tuple) else (),  # the check of the recipe refuses another type
+            has_completions=self.has_completions,
+        )
+        self.rows[path] = place
+        unread = {name: column for name, column in columns.items() if column is None}
+        return {"files": {"train": str(path)}, **({"columns": unread} if unread else {})}
 
 
 def _is_mixture(data: object) -> TypeGuard[Mapping[object, object]]:

@@ -1,7 +1,8 @@
 """The section `reward` made from a program's function, object or list of rewards."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from numbers import Real
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -56,8 +57,18 @@ def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
     """Returns the parts of a reward given as a list: names, functions, mappings of a part, and pairs with a weight."""
     found: list[dict[str, object]] = []
     labels: set[str] = set()
+    if not rewards:
+        raise UserError(
+            "reward is an empty list: give functions or names, each alone or with a weight, such as "
+            "[correct, (brief, 0.1)]."
+        )
     for each in rewards:
-        reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        reward, weight = each if _has_weight(each) else (each, 1.0)
+        if isinstance(reward, list | tuple):
+            raise UserError(
+                f"a part of reward is {reward!r:.80}: a part is a function, a name or a mapping, alone or in a pair "
+                "with its weight, such as (brief, 0.1)."
+            )
         given = reward.model_dump(mode="json", exclude_unset=True) if isinstance(reward, Config) else reward
         if reward is not each and isinstance(given, Mapping) and "weight" in given:
             raise UserError(
@@ -72,3 +83,10 @@ def _list_parts(rewards: Sequence[object]) -> list[dict[str, object]]:
             part = {"label": label, **part, "name": _describe_function(function)["name"]}
         found.append(part)
     return found
+
+
+def _has_weight(part: object) -> TypeGuard[tuple[object, object]]:
+    """Returns whether a part of a reward is a pair of a reward and its weight."""
+    if isinstance(part, list):  # as JSON and YAML write a pair
+        return len(part) == 2 and isinstance(part[1], Real)
+    return isinstance(part, tuple) and len(part) == 2

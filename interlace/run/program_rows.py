@@ -14,11 +14,10 @@ from interlace.data.columns import CHOSEN, REJECTED
 from interlace.data.objects import read_rows
 from interlace.data.values import follow_path, plain_row
 from interlace.observe.atomic_file import write_atomic
+from interlace.observe.program_files import DATA_FOLDER
 from interlace.rewards.rows import refuse_other_objectives
 from interlace.rewards.signature import RewardCall
 
-DATA_FOLDER = "data"
-"""Folder, in the folder of the runs, for a program's rows, so that a run can be resumed after its program ended."""
 PROMPTS = ("prompt", "messages")
 """Columns that contain a prompt."""
 ColumnMap: TypeAlias = Mapping[str, str | None]

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import format_exception_only
 
-from interlace.core.errors import StoppedError
+from interlace.core.errors import InterlaceError, StoppedError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_folder import RunFolder
@@ -55,6 +55,8 @@ def train_prepared(path: Path, recipe: Recipe, progress: ProgressView, stop: Sto
             report = train(recipe, run, resume=_is_resumed(path), progress=progress, stop=stop)
     except StoppedError:  # nothing was saved: the resumed sweep starts this run again
         return RunEnd(is_finished=False)
+    except InterlaceError as error:
+        return RunEnd(is_finished=False, error="\n".join([str(error), *getattr(error, "__notes__", ())]))
     except Exception as error:  # noqa: BLE001 - an error of one run does not affect the others
         return RunEnd(is_finished=False, error="".join(format_exception_only(error)).strip())
     return RunEnd(is_finished=not report.was_interrupted)

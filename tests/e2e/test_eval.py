@@ -59,6 +59,15 @@ def test_the_command(run: interlace.TrainedRun, tmp_path: Path, monkeypatch: pyt
     assert refused.exit_code == 2 and "pass@8 needs 8 sampled answers" in refused.stderr
 
 
+def test_a_run_without_held_out_prompts_is_evaluated_on_others(run: interlace.TrainedRun, tmp_path: Path) -> None:
+    """Rows that the run trained on cannot be held out afterwards."""
+    with pytest.raises(UserError, match=r"none is held out. Name others to evaluate on: task\.heldout_sets\.NAME=FILE"):
+        run.evaluate(["task.files.heldout_size=0"])
+    (tmp_path / "other.jsonl").write_text('{"prompt": "9+9", "answer": "18"}\n')
+    others = f"task.heldout_sets.other={tmp_path / 'other.jsonl'}"
+    assert run.evaluate(["task.files.heldout_size=0", others]).num_prompts == 1
+
+
 def test_a_set_without_its_file(run: interlace.TrainedRun) -> None:
     with pytest.raises(UserError, match=r"missing\.jsonl"):
         interlace.evaluate(run, ["task.heldout_sets.hard=missing.jsonl"], quiet=True)

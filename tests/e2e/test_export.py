@@ -52,6 +52,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 def test_a_folder_in_bfloat16_with_a_card(run: interlace.TrainedRun, tmp_path: Path) -> None:
     target = tmp_path / "exports" / "mine"
     assert run.export(target, dtype="bf16") == str(target)
+    run.export(target, dtype=torch.bfloat16, overwrite=True)
     model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
     assert model.dtype == torch.bfloat16
     assert torch.allclose(logits(model), logits(run.model), atol=0.05)
@@ -107,7 +108,11 @@ def test_a_reward_model(tmp_path: Path) -> None:
         f"model.cache_dir={tmp_path}",
     ]
     run_recipe("reward-model", tmp_path, "judge", settings)
-    interlace.load_run("judge", folder=tmp_path).export(tmp_path / "judged")
+    judge = interlace.load_run("judge", folder=tmp_path)
+    judge.export(tmp_path / "judged")
+    assert judge.model.config.num_labels == 1, "a causal model would have a random head"
+    with pytest.raises(UserError, match="trained a reward model, which writes no text"):
+        judge.generate("1 + 1")
     assert "pipeline_tag: text-classification" in (tmp_path / "judged" / "README.md").read_text()
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "judged").config.num_labels == 1
 

@@ -61,6 +61,18 @@ def test_a_run_that_a_signal_stopped_is_interrupted(tmp_path: Path) -> None:
     assert not interlace.load_run("run", folder=tmp_path).was_interrupted
 
 
+def test_a_run_continues_after_its_folder_was_moved(tmp_path: Path) -> None:
+    model = build_tiny("micro", 0)
+    given = {"model": model, "data": ROWS, "reward": size, "heldout_size": 2, "name": "mine", "quiet": True, **TINY}
+    interlace.train(**given, folder=tmp_path / "old")  # type: ignore[arg-type]
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = {**given, "folder": tmp_path / "new", "resume": True, "steps": 3}
+    assert interlace.load_run("mine", folder=tmp_path / "new").evaluate().num_prompts == 2
+    assert len(interlace.train(**moved).rewards) == 3  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"with other settings \(data has other rows\)"):
+        interlace.train(**{**moved, "data": ROWS[1:]})  # type: ignore[arg-type]
+
+
 def test_dropped_prompts_and_steps_of_repeated_prompts_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

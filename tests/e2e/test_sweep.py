@@ -17,7 +17,7 @@ import interlace
 from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.progress import open_progress
+from interlace.observe.open_progress import open_progress
 from interlace.observe.stop import StopSignal
 from interlace.run.clusters.local import this_machine
 from interlace.run.sweep import Sweep, Variant, load_sweep, split_values
@@ -76,6 +76,9 @@ def test_all_combinations_in_one_table_and_resumption(tmp_path: Path) -> None:
     assert len(same) == 3, "finished runs are not trained again"
     assert len(found.result.over_seeds()) == 2 and found.result.over_seeds()[0][3] == 3
     assert "<table" in found._repr_html_()
+    assert {(row["optimizer.lr"], row["seed"]) for row in found.rows} == {
+        (lr, n) for lr in (1e-5, 1e-2) for n in range(3)
+    }
 
 
 def test_a_run_that_fails_takes_nothing_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +89,14 @@ def test_a_run_that_fails_takes_nothing_from_the_others(tmp_path: Path, monkeypa
     def broken(recipe: interlace.Recipe, *args: object, **options: object) -> object:
         if recipe.seed == 1:
             raise ValueError("a broken disk")
+        if recipe.seed == 2:
+            raise UserError("no prompt is left.")
         return train(recipe, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "train", broken)
-    code, out, err = sweep("sft", *settings(tmp_path), "seed=0,1")
+    code, out, err = sweep("sft", *settings(tmp_path), "seed=0,1,2")
     assert code == 1 and "run seed-1 failed: ValueError: a broken disk" in err
+    assert "run seed-2 failed: no prompt is left." in err, "without the class of the error"
     assert "Runs by eval/loss" in out and "--name sft-sweep --resume" not in out
 
 

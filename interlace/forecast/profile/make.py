@@ -39,7 +39,7 @@ def make_profile(
 
         recipe, found = profile_of_run(run)
         return MadeProfile(profile=found, kept=keep_profile(recipe, found))
-    from interlace.observe.progress import open_progress
+    from interlace.observe.open_progress import open_progress
     from interlace.run.recipe.check_objective import refuse_unprofiled
     from interlace.run.recipe.check_settings import check_settings
     from interlace.run.recipe.load import load_recipe

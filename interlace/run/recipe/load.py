@@ -15,6 +15,8 @@ from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.data.config import SOURCES, expand_source
+from interlace.observe.program_files import follow_moved_files
+from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import flatten
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
@@ -53,8 +55,14 @@ def read_overrides(overrides: Sequence[str]) -> Mapping[str, object]:
 
 
 def read_settings(spec: str) -> dict[str, JSON]:
-    """Returns the settings in the file of a recipe, with the secrets of a config.yaml. Raises UserError."""
-    return restore_secrets(_RECIPES.read(spec), _RECIPES.path(spec))
+    """Returns the settings in the file of a recipe. Raises UserError.
+
+    The config.yaml of a run gets its secrets, and the present paths of its program's files.
+    """
+    settings, path = _RECIPES.read(spec), _RECIPES.path(spec)
+    found = restore_secrets(settings, path)
+    is_of_run = path == RunFolder(path=path.parent).config
+    return follow_moved_files(found, path.resolve().parent.parent) if is_of_run else found
 
 
 def check_data_files(recipe: Recipe, spec: str) -> None:

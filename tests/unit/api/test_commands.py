@@ -7,6 +7,7 @@ import pytest
 import interlace
 from interlace.api.commands import SchedulePlan, ScheduleTable
 from interlace.core.errors import UserError
+from interlace.observe.run_folder import RunFolder
 
 
 def test_a_simulation_changes_its_profile_and_its_engines() -> None:
@@ -30,6 +31,32 @@ def test_a_recipe_is_a_path_and_schedules_are_a_list(tmp_path: Path) -> None:
     assert interlace.dry_run(recipe, steps=2).sizes.num_versions == 2
     with pytest.raises(UserError, match=r"nothing\.yaml'?: there is no such file"):
         interlace.profile(tmp_path / "nothing.yaml", out=tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "plan", "profile", "sweep", "evaluate", "serve", "train"])
+def test_an_object_that_names_nothing_is_refused_by_its_type(command: str, tmp_path: Path) -> None:
+    """The text of an object is no name, and a long one is no path either."""
+    call = getattr(interlace, command)
+    further: dict[str, object] = {"compare": {"schedules": "areal"}, "sweep": {"settings": {"seed": [0, 1]}}}.get(
+        command, {}
+    )
+    given = {"steps": 1} if command == "train" else interlace.load_recipe("quickstart")
+    with pytest.raises(UserError, match=f"is of type {type(given).__name__}: give "):
+        call(given, **further)
+
+
+def test_a_run_is_a_recipe_and_its_folder_is_not(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "mine")
+    folder.write_config(interlace.load_recipe("quickstart", ["warmup=null", "steps=2", "prompts_per_step=4"]))
+    run = interlace.load_run(folder.path)
+    [row] = interlace.simulate(run, profile="qwen2.5-7b-h20", devices=4, prompts=64).rows
+    assert row["steps"] == 2
+    with pytest.raises(UserError, match=r"Did you mean the file '.*mine/config\.yaml'"):
+        interlace.train(folder.path)
+    with pytest.raises(UserError, match=r"recipe is the run 'mine'\. To continue it .* resume=True"):
+        interlace.train(run)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="unknown recipe 'aaa"):
+        interlace.train("a" * 1000)
 
 
 def test_a_simulation_takes_devices_by_their_data_sheet() -> None:

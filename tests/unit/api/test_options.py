@@ -7,6 +7,7 @@ import pytest
 import typer.main
 
 import interlace
+from interlace.api.advice import ARGUMENTS
 from interlace.api.run import TrainedRun
 from interlace.cli.main import app
 
@@ -74,6 +75,16 @@ def test_a_function_has_the_options_of_its_command(command: str) -> None:
     assert not missing, f"the Python form of `interlace {command}` lacks them"
     further = {each for each in parameters - options if not {(command, each), ("*", each)} & {*ONLY_PYTHON}}
     assert not further, f"`interlace {command}` lacks them"
+
+
+def test_errors_write_each_shared_option_as_an_argument() -> None:
+    shared = {
+        each for command in FORMS for each in name_options(command) & {*inspect.signature(FORMS[command]).parameters}
+    }
+    positional = {"overrides", "run_or_model", "model_or_run", "settings"}
+    assert {each.replace("-", "_") for each in ARGUMENTS} - {"device"} == shared - positional, (
+        "device: an option of lm_eval"
+    )
 
 
 def test_each_command_has_a_form_or_is_listed() -> None:

@@ -11,6 +11,8 @@ from interlace.api.run import TrainedRun
 from interlace.api.sweep import _format_value, sweep
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import parse_yaml
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import write_settings
 from interlace.run.recipe.load import load_recipe
@@ -53,6 +55,19 @@ def test_a_saved_model_replaces_the_files_of_another_one(tmp_path: Path) -> None
     }
     with pytest.raises(UserError, match="is a file"):
         run.save(saved / "notes.txt", overwrite=True)
+
+
+def test_a_checkpoint_without_some_weights_is_not_loaded(tmp_path: Path) -> None:
+    """transformers would draw the missing weights at random."""
+    folder = RunFolder.create(tmp_path, "mine")
+    folder.write_config(load_recipe("quickstart"))
+    checkpoint = folder.checkpoints / "step_1"
+    loaded = load_model(ModelConfig(path="tiny:micro"))
+    loaded.tokenizer.save_pretrained(checkpoint)
+    whole = loaded.model.state_dict()
+    loaded.model.save_pretrained(checkpoint, state_dict={name: whole[name] for name in list(whole)[:-2]})
+    with pytest.raises(UserError, match="lacks 1 weights"):
+        _ = TrainedRun(folder=tmp_path / "mine").model
 
 
 def test_a_run_is_found_after_the_program_changed_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

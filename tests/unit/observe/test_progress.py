@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from interlace.observe.progress import ProgressView, open_progress
+from interlace.observe.notebook import NotebookProgress
+from interlace.observe.open_progress import open_progress
+from interlace.observe.progress import ProgressView
 from interlace.observe.step_line import StepLine, brief, duration, short
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.load import load_recipe
@@ -120,3 +122,16 @@ def test_a_text_of_any_kind_is_brief(text: str, shown: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(45.2, "45 s"), (150, "2 min"), (9000, "2.5 h"), (math.nan, "-")])
 def test_durations_are_readable(value: float, text: str) -> None:
     assert duration(value) == text
+
+
+def test_a_notebook_has_one_display_for_all_runs_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep, a comparison and an evaluation printed a line for each step."""
+    monkeypatch.setattr("interlace.observe.open_progress.is_notebook", lambda: True)
+    progress = open_progress(Console(quiet=True), num_steps=3)
+    assert isinstance(progress, NotebookProgress)
+    monkeypatch.setattr(progress, "_draw_state", lambda: None)
+    for step in (1, 2, 3):
+        progress.step(step, METRICS)
+    assert "<svg" in progress.page()
+    progress.step(1, METRICS)
+    assert "<svg" not in progress.page() and "step 1/3" in progress.page(), "the curve of the next run begins"

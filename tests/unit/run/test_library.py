@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from interlace import train
 from interlace.api.given_run import GivenRun
@@ -37,6 +38,11 @@ def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
     found = ProgramInputs(model={"path": tmp_path / "model"}, reward="exact").sections(tmp_path, settings).recipe()
     assert (found.model.path, found.reference.model.path) == (str(tmp_path / "model"), str(tmp_path / "teacher"))
     assert found.task.mixture[0].files.train == str(tmp_path / "a.jsonl")
+
+
+def test_a_type_of_torch_is_a_setting(tmp_path: Path) -> None:
+    given = ProgramInputs(model={"path": "tiny:micro", "dtype": torch.bfloat16}, data="chain_sum", reward="exact")
+    assert given.sections(tmp_path, SIZES).recipe().model.dtype == "bfloat16"
 
 
 def test_columns_of_a_data_set_of_the_hub_are_mapped(tmp_path: Path) -> None:
@@ -85,6 +91,16 @@ def test_a_list_of_rewards_replaces_the_reward_of_a_recipe(tmp_path: Path) -> No
 def test_a_part_of_a_reward_with_two_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"two weights, 2\.0 in its mapping and 0\.5 beside it"):
         ProgramInputs(reward=["exact", ({"name": "exact", "weight": 2.0}, 0.5)]).sections(tmp_path, {})
+
+
+def test_a_list_of_rewards_has_parts_and_a_part_may_be_a_list_with_its_weight(tmp_path: Path) -> None:
+    given = ProgramInputs(model="tiny:micro", data="chain_sum", reward=["exact", ["math_verify", 0.5]])
+    recipe = given.sections(tmp_path, SIZES).recipe()
+    assert recipe.reward is not None and [part.weight for part in recipe.reward.parts] == [1.0, 0.5]
+    with pytest.raises(UserError, match=r"reward is an empty list: give functions"):
+        ProgramInputs(reward=[]).sections(tmp_path, SIZES)
+    with pytest.raises(UserError, match=r"a part of reward is \['exact', 'math_verify'\]: a part is a function"):
+        ProgramInputs(reward=[["exact", "math_verify"]]).sections(tmp_path, SIZES)
 
 
 def test_a_class_or_function_is_a_setting_by_its_name(tmp_path: Path) -> None:

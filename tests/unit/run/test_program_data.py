@@ -44,6 +44,26 @@ def test_rows_and_files_are_sources_with_names_and_weights(tmp_path: Path) -> No
     assert sorted(prompt.source for prompt in prompts.heldout) == ["gym", "set", "table", "words"]
 
 
+def test_held_out_sets_are_rows_of_the_program_too(tmp_path: Path) -> None:
+    """A file was needed for each, although `data` takes rows."""
+    (tmp_path / "words.jsonl").write_text('{"prompt": "w", "answer": "1"}\n')
+    asked = [{"question": "7+7", "answer": "14"}]
+    sets = {
+        "easy": DataFrame(ROWS[:2]),
+        "hard": {"source": asked, "columns": {"prompt": "question"}},
+        "words": tmp_path / "words.jsonl",
+        "gym": {"reasoning_gym": {"name": "chain_sum", "train_size": 3}},
+    }
+    given = ProgramInputs(model="tiny:micro", data=[{"prompt": "9+9", "answer": "18"}], reward=size)
+    sections = given.sections(tmp_path, {**SIZES, "task": {"heldout_sets": sets}})
+    prompts = recipe_prompts(sections.recipe())
+    assert [prompt.source for prompt in prompts.heldout] == ["easy", "easy", "hard", "words", "gym", "gym", "gym"]
+    assert [prompt.text for prompt in prompts.heldout][:3] == ["0+1", "1+1", "7+7"]
+    assert [*sections.rows.values()] == ["task[\"heldout_sets\"]['easy']", "task[\"heldout_sets\"]['hard']", "data"]
+    with pytest.raises(UserError, match=r'task\["heldout_sets"\]\[\'hard\'\]\[0\] has no column \'prompt\''):
+        given.sections(tmp_path, {**SIZES, "task": {"heldout_sets": {"hard": asked}}})
+
+
 def test_columns_that_a_row_cannot_store_are_left_out(tmp_path: Path) -> None:
     rows = [{**row, "picture": b"png"} for row in ROWS]
     sizes = {**SIZES, "task": {"omit": ["picture"]}}
