@@ -14,12 +14,13 @@ from interlace.core.types import JSON
 from interlace.observe.answers import EvaluationAnswer, read_answers
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.report.device_time import DeviceTimeline, StepView, ledger_view, step_bars, step_view
+from interlace.observe.report.differences import find_differences
 from interlace.observe.report.distributions import distribution_panels, length_sentences
 from interlace.observe.report.films import film_views
 from interlace.observe.report.header import run_facts, summary_cards
 from interlace.observe.report.panels import RUN_COLOURS, build_panels
 from interlace.observe.report.sample_lanes import KINDS, lanes_view
-from interlace.observe.report.samples import answer_pairs, failure_causes, sample_groups
+from interlace.observe.report.samples import answer_pairs, answers_over_time, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_sessions import RunSession, read_sessions
@@ -133,7 +134,7 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "sample_runs": [
             {
                 "name": entry.run.name,
-                "groups": sample_groups(entry.run),
+                "groups": [*sample_groups(entry.run), *answers_over_time(entry.answers or {})],
                 "causes": failure_causes(entry.run),
                 "answers": answer_pairs(entry.answers or {}),
             }
@@ -142,6 +143,7 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "distributions": distributions,
         "length_sentences": length_sentences(runs),
         "summaries": [(run.name, _summarize_metrics(run)) for run in runs],
+        "differences": find_differences([entry.config for entry in entries]),
         "configs": [(entry.run.name, entry.config) for entry in entries],
     }
     sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in SECTIONS}
@@ -160,6 +162,11 @@ def _summarize_metrics(run: RunData) -> list[MetricSummary]:
         for name in names
         if (values := run.values(name))
     ]
+
+
+def format_metric(value: float, name: str) -> str:
+    """Formats a value of a metric; bytes as MiB."""
+    return f"{value / 2**20:.4g} MiB" if name.startswith("memory/") else f"{value:.5g}"
 
 
 def _make_head(entries: Sequence[Entry]) -> dict[str, object]:
@@ -217,4 +224,5 @@ def _make_environment() -> "Environment":
     )  # fmt: skip
     found.filters["percent"] = lambda share, digits=1: f"{share:.{digits}%}"
     found.filters["short_number"] = lambda value: "-" if value is None else f"{value:.5g}"
+    found.filters["metric_value"] = format_metric
     return found
