@@ -14,9 +14,17 @@ from interlace.observe.report.panels import wilson_interval
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_sessions import RunSession
-from interlace.observe.step_line import duration, number, short
+from interlace.observe.step_line import duration, estimate_time_left, number, short
 
 _SOURCES = ("reasoning_gym", "files", "starts", "hub", "mixture")
+
+
+OFFLINE_RESULTS = {
+    "eval/loss": "held-out loss",
+    "eval/row_accuracy": "right held-out completions",
+    "eval/accuracy": "held-out pairs in order",
+}
+"""Results of runs that train on given rows, and their names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +132,10 @@ def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
         yield Card(name="reward", value=change, note="mean of a step, first → last")
     for kind in ("greedy", "sampled"):
         yield _make_accuracy_card(run, kind)
+    for metric, name in OFFLINE_RESULTS.items():
+        if values := run.values(metric):
+            change = " → ".join(f"{value:.3g}" for value in dict.fromkeys((values[0], values[-1])))
+            yield Card(name=name, value=change, note="first → last evaluation")
     asked = settings.get("steps")
     yield Card(name="steps", value=f"{len(run.rows)} of {asked}" if isinstance(asked, int) else str(len(run.rows)))
     if seconds:
@@ -141,7 +153,8 @@ def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
     if mfu := run.values("perf/mfu"):
         yield Card(name="MFU", value=f"{sum(mfu) / len(mfu):.1%}", note="mean of the steps")
     if staleness := run.values("sched/staleness_max"):
-        yield Card(name="staleness", value=f"≤ {max(staleness):.0f}", note="versions")
+        highest = f"≤ {max(staleness):.0f}" if max(staleness) else "0"
+        yield Card(name="staleness", value=highest, note="versions")
 
 
 def _make_suggestions(run: RunData) -> Iterator[Card]:
@@ -160,16 +173,12 @@ def _make_suggestions(run: RunData) -> Iterator[Card]:
         yield Card(name="predicted saving", value=saving, note=f"of a step, with {setting}")
 
 
-PACE_STEPS = 8
-"""Last steps whose mean time gives the time left."""
-
-
 def time_left_s(run: RunData, settings: Mapping[str, JSON]) -> float | None:
     """Returns the remaining steps times the mean time of the last PACE_STEPS steps; None for a complete run."""
-    asked, seconds = settings.get("steps"), run.values("timing_s/step")[-PACE_STEPS:]
+    asked, seconds = settings.get("steps"), run.values("timing_s/step")
     if not isinstance(asked, int) or not seconds or len(run.rows) >= asked:
         return None
-    return (asked - len(run.rows)) * sum(seconds) / len(seconds)
+    return estimate_time_left(seconds, asked - len(run.rows))
 
 
 def _make_accuracy_card(run: RunData, kind: str) -> Card:
@@ -178,6 +187,6 @@ def _make_accuracy_card(run: RunData, kind: str) -> Card:
     note = "first → last evaluation" if len(values) > 1 else "one evaluation"
     if values and counts:
         low, high = wilson_interval(values[-1], counts[-1])
-        note += f"; 95 % interval of the last {low:.3f} to {high:.3f}, n = {counts[-1]:.0f}"
+        note += f"; 95\u00a0% interval of the last {low:.3f} to {high:.3f}, n\u00a0=\u00a0{counts[-1]:.0f}"
     text = " → ".join(f"{value:.3f}" for value in dict.fromkeys((values[0], values[-1]))) if values else ""
     return Card(name=f"held-out accuracy, {kind}", value=text, note=note)

@@ -1,8 +1,8 @@
 """Curves of a page: the metrics of each panel, and their values by step for each run."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from interlace.observe.run_data import RunData
 
@@ -32,7 +32,7 @@ class PanelSpec:
     """Unit and meaning."""
     lines: tuple[Line, ...]
     is_proportion: bool = False
-    """True for evaluations: points with error bars, without a line between them."""
+    """True for evaluations: points with error bars. Several runs have one panel per line, so that each has a colour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +46,8 @@ class Curve:
     values: Sequence[float | None]
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
+    is_exact: bool = False
+    """True for a curve that is never smoothed: learning rates, and evaluations, which are few and far apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,8 +172,11 @@ PANELS = (
             Line(metric="rollout/num_waiting", label="waiting at the end"),
         ),
     ),
+    _make_single("Oldest wait", "sched/oldest_wait_s", "seconds from a request to its engine, the longest of the step"),
     _make_single("KV cache in use", "rollout/kv_use", "share of the cache's tokens"),
 )
+_WORDS = {"lr": "learning rate", "grad_norm": "gradient norm"}
+"""Metric without its family -> its words, if these differ from the name."""
 _REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")
 
 
@@ -185,12 +190,12 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     parts = [name for name in found.get("reward", ()) if name not in _REWARD_SUMMARY]
     sources = [name for name in found.get("source", ()) if name.endswith("/reward")]
     sets = [name for name in found.get("eval", ()) if name.count("/") == 2]
-    critic = {name: name.removeprefix("critic/").replace("_", " ") for name in found.get("critic", ())}
-    updates = {name: name.removeprefix("off_policy/").replace("_", " ") for name in found.get("off_policy", ())}
+    critic = {name: _describe_metric(name) for name in found.get("critic", ())}
+    updates = {name: _describe_metric(name) for name in found.get("off_policy", ())}
     extra = [
         _make_group("Reward parts", "mean over the scored samples of the step", parts),
         _make_group("Reward by source", "mean over the scored samples of the source", sources),
-        *[_make_single(title.capitalize(), name, "of the critic") for name, title in critic.items()],
+        *[_make_single(f"Critic: {title}", name, "of the value model") for name, title in critic.items()],
         *[_make_single(f"Off-policy: {title}", name, "mean of the step") for name, title in updates.items()],
         _make_group("Failed samples by cause", "share of the samples that ended in the step", found.get("failed", ())),
         _make_group("Memory", "bytes, by role", found.get("memory", ())),
@@ -205,6 +210,12 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     return [spec for spec in (first, second, held_out, extra[0], extra[1], *others, *extra[2:]) if spec.lines]
 
 
+def _describe_metric(name: str) -> str:
+    """Returns the words of a metric without its family."""
+    words = name.partition("/")[2]
+    return _WORDS.get(words, words.replace("_", " "))
+
+
 def _make_group(title: str, note: str, names: Sequence[str]) -> PanelSpec:
     lines = tuple(Line(metric=name, label=name.partition("/")[2].removesuffix("/reward")) for name in names)
     return PanelSpec(title=title, note=note, lines=lines)
@@ -217,7 +228,8 @@ def build_panels(runs: Sequence[RunData]) -> LearningPanels:
         names.discard("reward/accuracy")  # a reward of 1 or 0 is its own accuracy
     shown: list[Panel] = []
     constants: dict[str, float] = {}
-    for spec in panel_specs(names):
+    specs = panel_specs(names)
+    for spec in specs if len(runs) == 1 else _split_proportions(specs):
         panel = build_panel(f"panel-{len(shown)}", spec, runs)
         if panel is None:
             continue
@@ -226,6 +238,16 @@ def build_panels(runs: Sequence[RunData]) -> LearningPanels:
         else:
             shown.append(panel)
     return LearningPanels(shown=shown, constants=constants)
+
+
+def _split_proportions(specs: Iterable[PanelSpec]) -> Iterator[PanelSpec]:
+    """Yields the panels, with one panel per line instead of a panel with several proportions."""
+    for spec in specs:
+        if not spec.is_proportion or len(spec.lines) == 1:
+            yield spec
+            continue
+        for line in spec.lines:
+            yield replace(spec, title=f"{spec.title}, {line.label}", lines=(line,))
 
 
 def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | None:
@@ -250,6 +272,7 @@ def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | N
                 values=align(run.curve(line.metric), steps),
                 low=low,
                 high=high,
+                is_exact=line.metric.startswith("eval/") or line.metric.endswith("/lr"),
             )
         )
     kind = "points" if spec.is_proportion else "lines"

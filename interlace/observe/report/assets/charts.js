@@ -30,23 +30,28 @@ const Charts = (() => {
   }
 
   const positive = (values, log) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
-  const raw = (values) => ({ value: (u, v, at, index) => (index == null ? "" : write(values[index])) });
+  const isPresent = (value) => value != null;
+  // Without a cursor the legend has the last values.
+  const raw = (values) => ({ value: (u, v, at, index) => write(index == null ? values.findLast(isPresent) : values[index]) });
 
   // Returns uPlot's series and columns of a chart of curves.
   function curveSeries(data, log) {
     const series = [], columns = [], bands = [], weight = smoothing();
-    const isSmooth = data.kind === "lines" && weight > 0 && data.steps.length > 4;
+    const smooths = data.kind === "lines" && weight > 0 && data.steps.length > 4;
     for (const curve of data.curves) {
+      const isSmooth = smooths && !curve.is_exact;
       if (curve.low && data.kind === "lines" && showsBands()) {
         const edge = { stroke: "transparent", width: 0, points: { show: false }, class: "band", label: "band" };
         series.push({ ...edge }, { ...edge });
         columns.push(positive(curve.high, log), positive(curve.low, log));
         bands.push({ series: [series.length - 1, series.length], fill: curve.colour + "26" });
       }
-      const few = curve.values.length <= 60;
+      const few = curve.values.filter(isPresent).length <= 60;
       const line = { label: curve.label, stroke: curve.colour, dash: DASHES[curve.dash % 4], width: 1.8, spanGaps: true };
       if (data.kind === "points") {
-        series.push({ ...line, paths: () => null, points: { show: true, size: 8, fill: curve.colour }, ...raw(curve.values) });
+        // A line between two evaluations alone would suggest a curve that nobody measured.
+        const between = data.steps.length > 2 ? { stroke: curve.colour + "80", width: 1, marker: curve.colour } : { paths: () => null };
+        series.push({ ...line, ...between, points: { show: true, size: 8, stroke: curve.colour, fill: curve.colour }, ...raw(curve.values) });
         columns.push(positive(curve.values, log));
       } else if (isSmooth) {
         series.push({ ...line, stroke: curve.colour + "59", width: 1, points: { show: false }, marker: curve.colour, ...raw(curve.values) });
@@ -82,7 +87,7 @@ const Charts = (() => {
     return {
       series: data.curves.map((curve) => ({
         label: curve.label, stroke: curve.colour, fill: curve.colour + "26", width: 1.8, paths, points: { show: false },
-        value: (u, v) => (v == null ? "" : `${(100 * v).toFixed(1)} %`),
+        value: (u, v) => (v == null ? "–" : `${(100 * v).toFixed(1)} %`),
       })),
       columns: data.curves.map((curve) => curve.values),
       bands: [],
@@ -130,11 +135,17 @@ const Charts = (() => {
     const isSynced = data.kind === "lines" || data.kind === "points";
     return {
       width, height: HEIGHT, scales: { x, y }, bands: parts.bands,
-      series: [{ label: data.x_label, value: (u, v) => (v == null ? "" : tick(v)) }, ...parts.series],
+      series: [{ label: data.x_label, value: (u, v) => (isPresent(v) ? tick(v) : data.kind === "outline" ? "–" : tick(data.steps.at(-1))) }, ...parts.series],
       axes: [xAxis, { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v == null ? "" : tick(v))) }],
       cursor: { points: { size: 6 }, drag: { x: true, y: false }, ...(isSynced ? { sync: { key: sync.key, setSeries: false } } : {}) },
       // The marker has the colour of the smoothed line, not of the faint line below it.
-      legend: { live: true, markers: { stroke: (u, at) => u.series[at].marker ?? u.series[at].stroke(u, at) } },
+      legend: {
+        live: true,
+        markers: {
+          stroke: (u, at) => u.series[at].marker ?? u.series[at].stroke(u, at),
+          dash: (u, at) => (u.series[at].dash?.length ? "dashed" : "solid"),
+        },
+      },
       hooks: data.kind === "points" ? { draw: [(u) => drawErrorBars(u, data)] } : {},
     };
   }
@@ -205,7 +216,9 @@ const Charts = (() => {
     figure.append(entry.spoken);
     figure.querySelector(".plot").addEventListener("keydown", (event) => onKey(event, entry));
     figure.querySelector("[data-reset]").addEventListener("click", () => reset(entry));
-    figure.querySelector("[data-log]")?.addEventListener("click", (event) => {
+    const logButton = figure.querySelector("[data-log]");
+    if (logButton) logButton.hidden = !data.curves.some((curve) => curve.values.some((value) => value > 0));
+    logButton?.addEventListener("click", (event) => {
       entry.log = !entry.log;
       event.currentTarget.setAttribute("aria-pressed", String(entry.log));
       draw(entry);
