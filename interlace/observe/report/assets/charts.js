@@ -4,6 +4,7 @@ const Charts = (() => {
   const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
   const HEIGHT = 220;
   const drawn = new Map(); // id -> {figure, data, plot, log}
+  const logTitles = new Set(); // titles of the charts with a log axis, which stays when a live page replaces the figure
   const sync = uPlot.sync("steps");
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -152,7 +153,8 @@ const Charts = (() => {
 
   function draw(entry) {
     const { figure, data, log } = entry;
-    const target = figure.querySelector(".plot");
+    const target = figure.querySelector(".plot"), logButton = figure.querySelector("[data-log]");
+    if (logButton) logButton.hidden = !data.curves.some((curve) => curve.values.some((value) => value > 0));
     const parts = data.kind === "stack" ? stackSeries(data) : data.kind === "outline" ? outlineSeries(data) : curveSeries(data, log);
     const scale = entry.plot?.scales.x, all = entry.plot?.data[0];
     const isZoomed = scale && all.length > 1 && (scale.min > all[0] || scale.max < all[all.length - 1]);
@@ -160,6 +162,7 @@ const Charts = (() => {
     entry.plot?.destroy();
     target.textContent = "";
     entry.plot = new uPlot(options(data, log, parts, Math.max(target.clientWidth, 200)), [data.steps, ...parts.columns], target);
+    target.querySelector(".u-legend").setAttribute("aria-label", `Values of ${data.title} at the cursor`);
     if (zoom) entry.plot.setScale("x", zoom);
     const table = figure.querySelector(".numbers");
     if (table?.open) fillNumbers(table, data);
@@ -211,16 +214,17 @@ const Charts = (() => {
   }
 
   function prepare(figure, data) {
-    const entry = { figure, data, log: false, plot: null, spoken: document.createElement("output") };
+    const entry = { figure, data, log: logTitles.has(data.title), plot: null, spoken: document.createElement("output") };
     entry.spoken.className = "hidden-text";
     figure.append(entry.spoken);
     figure.querySelector(".plot").addEventListener("keydown", (event) => onKey(event, entry));
     figure.querySelector("[data-reset]").addEventListener("click", () => reset(entry));
     const logButton = figure.querySelector("[data-log]");
-    if (logButton) logButton.hidden = !data.curves.some((curve) => curve.values.some((value) => value > 0));
-    logButton?.addEventListener("click", (event) => {
+    logButton?.setAttribute("aria-pressed", String(entry.log));
+    logButton?.addEventListener("click", () => {
       entry.log = !entry.log;
-      event.currentTarget.setAttribute("aria-pressed", String(entry.log));
+      logTitles[entry.log ? "add" : "delete"](entry.data.title);
+      logButton.setAttribute("aria-pressed", String(entry.log));
       draw(entry);
     });
     const numbers = figure.querySelector(".numbers");
