@@ -95,7 +95,19 @@ def _describe_task(settings: Mapping[str, JSON]) -> str:
             parts.append(f"{source}: {name}" if name else source)
         elif isinstance(value, list) and value:
             parts.append(f"{source} of {len(value)} sources")
-    return ", ".join(parts)
+    return ", ".join(parts + _describe_simulator(settings))
+
+
+def _describe_simulator(settings: Mapping[str, JSON]) -> list[str]:
+    """Returns the simulator of a robot's episodes with its tasks; empty for other episodes."""
+    family = _text(settings, "episode", "env", "family")
+    if not family:
+        return []
+    episode = settings["episode"]
+    env = episode["env"] if isinstance(episode, Mapping) else None
+    chosen = env.get("settings") if isinstance(env, Mapping) else None
+    tasks = chosen.get("tasks") if isinstance(chosen, Mapping) else None
+    return [f"{family}: {', '.join(map(str, tasks))}" if isinstance(tasks, list) and tasks else family]
 
 
 def _format_date(sessions: Sequence[RunSession]) -> str:

@@ -177,6 +177,7 @@ PANELS = (
 )
 _WORDS = {"lr": "learning rate", "grad_norm": "gradient norm"}
 """Metric without its family -> its words, if these differ from the name."""
+_REPLAYED = ("loss", "lr", "grad_norm", "clip_fraction", "entropy", "kl")
 _REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")
 
 
@@ -190,13 +191,13 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     parts = [name for name in found.get("reward", ()) if name not in _REWARD_SUMMARY]
     sources = [name for name in found.get("source", ()) if name.endswith("/reward")]
     sets = [name for name in found.get("eval", ()) if name.count("/") == 2]
-    critic = {name: _describe_metric(name) for name in found.get("critic", ())}
-    updates = {name: _describe_metric(name) for name in found.get("off_policy", ())}
     extra = [
         _make_group("Reward parts", "mean over the scored samples of the step", parts),
         _make_group("Reward by source", "mean over the scored samples of the source", sources),
-        *[_make_single(f"Critic: {title}", name, "of the value model") for name, title in critic.items()],
-        *[_make_single(f"Off-policy: {title}", name, "mean of the step") for name, title in updates.items()],
+        *_make_robot_panels(found),
+        *_make_singles("Critic", "of the value model", found.get("critic", ())),
+        *_make_singles("Off-policy", "mean of the step", found.get("off_policy", ())),
+        *_make_singles("Replay", "of updates on drawn samples", [f"replay/{name}" for name in _REPLAYED], found),
         _make_group("Failed samples by cause", "share of the samples that ended in the step", found.get("failed", ())),
         _make_group("Memory", "bytes, by role", found.get("memory", ())),
     ]
@@ -208,6 +209,35 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     )
     first, second, *others = PANELS
     return [spec for spec in (first, second, held_out, extra[0], extra[1], *others, *extra[2:]) if spec.lines]
+
+
+def _make_robot_panels(found: Mapping[str, Sequence[str]]) -> list[PanelSpec]:
+    """Returns the panels of episodes in simulators. found: family -> its metrics."""
+    world = found.get("world_model", ())
+    success, returns, lengths = (
+        tuple(
+            Line(metric=metric, label=label + metric.removeprefix(f"{family}/{name}").replace("/", ", "))
+            for family, label in (("env", "simulated"), ("imagined", "imagined"))
+            for metric in found.get(family, ())
+            if f"{metric}/".startswith(f"{family}/{name}/")
+        )
+        for name in ("success", "return", "episode_length")
+    )
+    return [
+        PanelSpec(title="Success", note="share of training episodes", lines=success),
+        PanelSpec(title="Return", note="sum of the simulator's rewards of a training episode, scaled", lines=returns),
+        PanelSpec(title="Episode length", note="actions of a training episode", lines=lengths),
+        *_make_singles("World model", "of the fit", ["world_model/loss"], found),
+        _make_group("World model: error", "by steps ahead, on new episodes", [n for n in world if "/error_" in n]),
+    ]
+
+
+def _make_singles(
+    family: str, note: str, names: Iterable[str], found: Mapping[str, Sequence[str]] | None = None
+) -> list[PanelSpec]:
+    """Returns a panel for each metric. found: family -> its metrics, to leave out absent ones."""
+    present = [name for name in names if found is None or name in found.get(name.partition("/")[0], ())]
+    return [_make_single(f"{family}: {_describe_metric(name)}", name, note) for name in present]
 
 
 def _describe_metric(name: str) -> str:

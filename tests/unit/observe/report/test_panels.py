@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from interlace.observe.report.header import summary_cards
+from interlace.observe.report.header import run_facts, summary_cards
 from interlace.observe.report.page import format_metric
 from interlace.observe.report.panels import build_panels, panel_specs
 from interlace.observe.run_data import RunData
@@ -57,3 +57,21 @@ def test_the_head_of_a_run_on_given_rows_has_its_results(tmp_path: Path) -> None
     cards = {card.name: card.value for card in summary_cards(run, "")}
     assert cards["held-out loss"] == "5.67 → 0.0041"
     assert cards["right held-out completions"] == "0 → 0.98"
+
+
+def test_a_run_of_a_robot_has_panels_of_its_episodes_and_of_replayed_updates() -> None:
+    names = [
+        "env/success", "env/success/reach-v3", "env/return", "env/episode_length", "env/steps_per_second",
+        "imagined/success", "replay/loss", "replay/lr", "replay/size", "world_model/loss", "world_model/error_4",
+    ]  # fmt: skip
+    added = {spec.title: [line.label for line in spec.lines] for spec in panel_specs(names)}
+    assert added["Success"] == ["simulated", "simulated, reach-v3", "imagined"]
+    assert added["Return"] == added["Episode length"] == ["simulated"]
+    assert {"Replay: loss", "Replay: learning rate", "World model: loss", "World model: error"} <= set(added)
+    assert not {"Replay: size", "Replay: gradient norm"} & set(added)
+
+
+def test_the_task_of_a_robot_names_its_simulator(tmp_path: Path) -> None:
+    config = "task: {starts: {}}\nepisode: {env: {family: metaworld, settings: {tasks: [reach-v3]}}}\n"
+    run = RunData(name="run", folder=tmp_path, rows=[{"step": 1}], transcripts=[])
+    assert {fact.name: fact.value for fact in run_facts(run, config, [])}["task"] == "starts, metaworld: reach-v3"
