@@ -132,12 +132,12 @@ def _format_duration(run: RunData, sessions: Sequence[RunSession]) -> str:
     return f"{duration(max(0.0, run.written_at - start))} from the start to the last step; {steps}"
 
 
-def summary_cards(run: RunData, config: str) -> list[Card]:
-    """Lists the numbers of a run that a reader wants first."""
-    return [card for card in _make_cards(run, _read_settings(config)) if card.value]
+def summary_cards(run: RunData, config: str, *, is_running: bool = False) -> list[Card]:
+    """Lists the numbers of a run that a reader wants first; the time left only of a run that trains at present."""
+    return [card for card in _make_cards(run, _read_settings(config), is_running=is_running) if card.value]
 
 
-def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
+def _make_cards(run: RunData, settings: Mapping[str, JSON], *, is_running: bool) -> Iterator[Card]:
     ledger, seconds = ledger_of(run.rows), run.values("timing_s/step")
     if rewards := run.values("reward/mean"):
         change = f"{number(rewards[0], 2)} → {number(rewards[-1], 2)}"
@@ -154,7 +154,7 @@ def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
         yield Card(name="time of a step", value=f"{number(sum(seconds) / len(seconds), 2)} s", note="mean")
         tokens = sum(run.values("perf/num_tokens")) / max(sum(seconds), 1e-9)
         yield Card(name="tokens/s", value=short(tokens), note="prompt and response tokens of scored samples")
-    if left := time_left_s(run, settings):
+    if is_running and (left := time_left_s(run, settings)):
         yield Card(name="time left", value=duration(left), note="at the pace of the last steps")
     if ledger.total_s:
         useful = sum(ledger.fraction(name) for name in USEFUL)

@@ -176,7 +176,7 @@ def _make_head(entries: Sequence[Entry]) -> dict[str, object]:
             "colour": RUN_COLOURS[place % len(RUN_COLOURS)],
             "state": entry.state,
             "facts": run_facts(entry.run, entry.config, entry.sessions),
-            "cards": summary_cards(entry.run, entry.config),
+            "cards": summary_cards(entry.run, entry.config, is_running=entry.state == "running"),
         }
         for place, entry in enumerate(entries)
     ]

@@ -270,7 +270,8 @@ const Charts = (() => {
   }
 
   addEventListener("resize", resize);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
+  // The colours of the axes and the width of the page differ between a dark page, a light one and paper.
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", () => drawn.forEach(draw));
   return { show };
 })();
 

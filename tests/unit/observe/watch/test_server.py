@@ -90,8 +90,10 @@ def test_the_page_shows_whether_the_run_trains(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     folder.config.write_text(f"steps: {NUM_STEPS + 1}\n")
     assert state_of(folder) == "stopped"
+    assert "time left" not in content_of(ContentSource([folder]))["sections"]["header"]
     folder.process.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
     assert state_of(folder) == "running"
+    assert "time left" in content_of(ContentSource([folder]))["sections"]["header"]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     folder.process.write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
