@@ -44,6 +44,10 @@ SMALLEST = {
     "hosts": ("--steps", "2", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "one-step-off", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
+    "recipe_curves": (
+        *("--recipes", "sft", "--seeds", "0", "--runs", "runs"),
+        *("--set", "steps=2", "eval_every=1", "task.reasoning_gym.heldout_size=4"),
+    ),
     "recipe_seeds": ("--recipes", "quickstart", "--seeds", "0", "--read-only"),
     "records": ("--schedules", "one-step-off", "--steps", "6"),
     "robot_edge": ("--heads", "gaussian", "--delays", "5", "--episodes", "1", "--warmup-steps", "2"),

@@ -240,6 +240,8 @@ def test_mlflow_receives_all_metrics_in_a_database(tmp_path: Path, monkeypatch: 
     history = client.get_metric_history(runs[0].info.run_id, "eval/accuracy_greedy")
     assert [(each.step, each.value) for each in history] == [(0, 0.1), (2, 0.9)]
     assert len(runs[0].data.metrics) == 84
+    assert runs[0].data.params == {"steps": "3"}
+    assert [each.path for each in client.list_artifacts(runs[0].info.run_id, "samples")] == ["samples/step_000002.json"]
 
 
 def test_a_resumed_run_is_running_at_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
