@@ -15,6 +15,7 @@ RECIPE_HELP = "A shipped recipe (`interlace recipes`) or the path of a YAML file
 NAMED = ("model", "task", "reward", "episode", "algorithm", "schedule", "cluster", "rollout")
 """Sections that also accept one word, as in `algorithm=dapo`."""
 RUNS_HELP = "Names or folders of runs; several are compared."
+STEP_HELP = "Step whose operations are drawn by device, and whose samples have lanes. Default: the middle one."
 
 
 def complete_recipe(incomplete: str) -> list[str]:

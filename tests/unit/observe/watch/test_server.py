@@ -69,6 +69,11 @@ def test_the_content_has_the_new_step_once_its_line_is_whole(tmp_path: Path) -> 
     assert later["charts"]["panel-0"]["steps"][-1] == NUM_STEPS + 1 and later["tag"] != first["tag"]
 
 
+def test_the_step_of_the_devices_and_lanes_can_be_chosen(tmp_path: Path) -> None:
+    sections = content_of(ContentSource([make_run(tmp_path, "run")], 2))["sections"]
+    assert "run, step 2" in sections["timeline"] and "run, step 2" in sections["lanes"]
+
+
 def test_suggestions_appear_on_the_page_of_a_finished_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     source = ContentSource([folder])
