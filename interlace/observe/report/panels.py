@@ -21,6 +21,8 @@ class Line:
     """Metric of the standard deviation; the band is the value plus and minus it, within `bounds`."""
     bounds: tuple[str, str] | None = None
     """Metrics of the lower and upper end of the band, or, with `spread`, of its limits."""
+    scale: float = 1.0
+    """Factor from the metric's unit to the unit of the panel; only for a line without a band."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +201,7 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
         *_make_singles("Off-policy", "mean of the step", found.get("off_policy", ())),
         *_make_singles("Replay", "of updates on drawn samples", [f"replay/{name}" for name in _REPLAYED], found),
         _make_group("Failed samples by cause", "share of the samples that ended in the step", found.get("failed", ())),
-        _make_group("Memory", "bytes, by role", found.get("memory", ())),
+        _make_group("Memory", "MiB at the end of the step, by role", found.get("memory", ()), scale=2.0**-20),
     ]
     held_out = PanelSpec(
         title="Held-out accuracy by set",
@@ -246,8 +248,9 @@ def _describe_metric(name: str) -> str:
     return _WORDS.get(words, words.replace("_", " "))
 
 
-def _make_group(title: str, note: str, names: Sequence[str]) -> PanelSpec:
-    lines = tuple(Line(metric=name, label=name.partition("/")[2].removesuffix("/reward")) for name in names)
+def _make_group(title: str, note: str, names: Sequence[str], *, scale: float = 1.0) -> PanelSpec:
+    labels = {name: name.partition("/")[2].removesuffix("/reward") for name in names}
+    lines = tuple(Line(metric=name, label=label, scale=scale) for name, label in labels.items())
     return PanelSpec(title=title, note=note, lines=lines)
 
 
@@ -299,7 +302,9 @@ def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | N
                 label=label,
                 colour=RUN_COLOURS[at % len(RUN_COLOURS)],
                 dash=present.index(number) if several else 0,
-                values=align(run.curve(line.metric), steps),
+                values=[
+                    value if value is None else value * line.scale for value in align(run.curve(line.metric), steps)
+                ],
                 low=low,
                 high=high,
                 is_exact=line.metric.startswith("eval/") or line.metric.endswith("/lr"),

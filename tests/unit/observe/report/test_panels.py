@@ -43,7 +43,10 @@ def test_each_run_of_a_comparison_has_one_colour_in_a_panel_of_evaluations(tmp_p
     assert [panel.title for panel in build_panels(runs[:1]).shown] == ["Held-out accuracy"]
 
 
-def test_bytes_are_shown_as_mebibytes() -> None:
+def test_bytes_are_shown_as_mebibytes(tmp_path: Path) -> None:
+    rows = [{"step": step, "memory/actor": step * 2**20} for step in (1, 2)]
+    [panel] = build_panels([RunData(name="run", folder=tmp_path, rows=rows, transcripts=[])]).shown
+    assert panel.curves[0].values == [1.0, 2.0]
     assert format_metric(6.5 * 2**20, "memory/actor") == "6.5 MiB"
     assert format_metric(0.25, "actor/kl") == "0.25"
 
