@@ -80,6 +80,23 @@ def test_the_mouse_shows_values_and_zooms(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_bands_smoothing_and_dark_mode_redraw_the_charts(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with live_page(tmp_path) as (tab, _):
+            before = await tab.evaluate(TICKS)
+            await tab.evaluate("document.getElementById('bands').click()")
+            await tab.wait_for(f"{TICKS} !== {json.dumps(before)}")
+            before = await tab.evaluate(TICKS)
+            await tab.evaluate("document.getElementById('smoothing').focus()")
+            await tab.press("ArrowRight")
+            await tab.wait_for(f"{TICKS} !== {json.dumps(before)}")
+            before = await tab.evaluate(TICKS)
+            await tab.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+            await tab.wait_for(f"{TICKS} !== {json.dumps(before)}")
+
+    asyncio.run(check())
+
+
 def test_a_new_section_keeps_focus_and_log_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_content, "REST", 0.0)
 
