@@ -301,7 +301,7 @@ def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | N
             Curve(
                 label=label,
                 colour=RUN_COLOURS[at % len(RUN_COLOURS)],
-                dash=present.index(number) if several else 0,
+                dash=(present.index(number) if several else 0) + at // len(RUN_COLOURS),  # colours return
                 values=[
                     value if value is None else value * line.scale for value in align(run.curve(line.metric), steps)
                 ],

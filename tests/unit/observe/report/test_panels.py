@@ -43,6 +43,13 @@ def test_each_run_of_a_comparison_has_one_colour_in_a_panel_of_evaluations(tmp_p
     assert [panel.title for panel in build_panels(runs[:1]).shown] == ["Held-out accuracy"]
 
 
+def test_more_runs_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
+    rows = [{"step": step, "actor/loss": step} for step in (1, 2)]
+    runs = [RunData(name=str(place), folder=tmp_path, rows=rows, transcripts=[]) for place in range(24)]
+    [panel] = build_panels(runs).shown
+    assert len({(curve.colour, curve.dash) for curve in panel.curves}) == 24
+
+
 def test_bytes_are_shown_as_mebibytes(tmp_path: Path) -> None:
     rows = [{"step": step, "memory/actor": step * 2**20} for step in (1, 2)]
     [panel] = build_panels([RunData(name="run", folder=tmp_path, rows=rows, transcripts=[])]).shown
