@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "charts.js")
 LIVE_SCRIPTS = (*SCRIPTS, "live.js")
-SECTIONS = (
-    "header", "learning", "devices", "steps", "timeline", "lanes", "episodes", "samples", "distributions", "metrics",
-    "settings",
-)  # fmt: skip
+LINKED_SECTIONS = {
+    "learning": "Learning", "devices": "Goodput", "steps": "Steps", "timeline": "Devices", "lanes": "Lanes",
+    "episodes": "Episodes", "samples": "Samples", "distributions": "Distributions", "metrics": "Metrics",
+    "settings": "Configuration",
+}  # fmt: skip
+"""Sections after the header -> the text of their link in the header."""
+SECTIONS = ("header", *LINKED_SECTIONS)
 """Sections of the page in order; each is a template sections/NAME.html."""
 
 
@@ -146,10 +149,14 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "differences": find_differences([entry.config for entry in entries]),
         "configs": [(entry.run.name, entry.config) for entry in entries],
     }
-    sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in SECTIONS}
+    sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in LINKED_SECTIONS}
+    links = [(name, text) for name, text in LINKED_SECTIONS.items() if sections[name]]
+    header = _render_template("sections/header.html", {**context, "links": links}).strip()
     panels = [*learning.shown, *bars, *distributions]
     title = ", ".join(run.name for run in runs)
-    return PageContent(title=title, sections=sections, charts={panel.id: asdict(panel) for panel in panels})
+    return PageContent(
+        title=title, sections={"header": header, **sections}, charts={panel.id: asdict(panel) for panel in panels}
+    )
 
 
 def _summarize_metrics(run: RunData) -> list[MetricSummary]:

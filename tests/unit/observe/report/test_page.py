@@ -179,6 +179,12 @@ def test_every_chart_has_a_figure_and_every_table_a_caption(report: Path) -> Non
     assert page.tables_without_caption == 0
 
 
+def test_the_links_of_the_header_lead_to_the_sections(report: Path) -> None:
+    html = report.read_text()
+    links = re.findall(r'<a href="#(\w+)">', html)
+    assert links == re.findall(r'<section id="(\w+)"', html)[1:] and "samples" in links and "episodes" not in links
+
+
 def test_the_report_needs_no_network_and_allows_no_script_but_its_own(report: Path) -> None:
     html = report.read_text()
     assert set(re.findall(r"[a-z]+://[^\s\"')]+", html)) == {"https://github.com/leeoniya/uPlot"}, "a comment of uPlot"
