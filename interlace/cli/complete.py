@@ -1,14 +1,21 @@
 """Values that the shell completes: recipes, settings, schedule presets and runs."""
 
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
 
 import typer
 
 from interlace.observe.run_folder import ROOT
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 RECIPE_HELP = "A shipped recipe (`interlace recipes`) or the path of a YAML file."
+NAMED = ("model", "task", "reward", "episode", "algorithm", "schedule", "cluster", "rollout")
+"""Sections that also accept one word, as in `algorithm=dapo`."""
 RUNS_HELP = "Names or folders of runs; several are compared."
+STEP_HELP = "Step whose operations are drawn by device, and whose samples have lanes. Default: the middle one."
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -25,7 +32,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Returns the settings of a recipe that begin with a text; after `schedule=`, the presets."""
+    """Returns the settings that begin with a text, also within a section; after `schedule=`, the presets."""
     key, equals, value = incomplete.partition("=")
     if equals:
         from interlace.schedule.presets import preset_names
@@ -34,7 +41,32 @@ def complete_setting(incomplete: str) -> list[str]:
         return [f"{key}={name}" for name in found if name.startswith(value)]
     from interlace.run.recipe.config import Recipe
 
-    return [f"{name}=" for name in Recipe.model_fields if name.startswith(key)]
+    section, dot, start = key.rpartition(".")
+    found_sections: list[type[BaseModel]] = [Recipe]
+    for name in section.split(".") if section else ():
+        found_sections = [each for config in found_sections for each in _list_sections(config, name)]
+    fields = {name: config for config in found_sections for name in config.model_fields if name.startswith(start)}
+    found = []
+    for name, config in fields.items():
+        is_section = bool(_list_sections(config, name))
+        found += [f"{section}{dot}{name}."] if is_section else []
+        found += [f"{section}{dot}{name}="] if not is_section or (not section and name in NAMED) else []
+    return found
+
+
+def _list_sections(config: "type[BaseModel]", name: str) -> "list[type[BaseModel]]":
+    """Returns the classes of settings that a setting may contain; empty for a plain value."""
+    from pydantic import BaseModel
+
+    field = config.model_fields.get(name)
+    open_types, found = [field.annotation] if field else [], []
+    while open_types:
+        kind = open_types.pop()
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found.append(kind)
+        elif get_origin(kind) in (Union, UnionType, Annotated):
+            open_types += get_args(kind)
+    return found
 
 
 def _list_paths(incomplete: str, suffix: str) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from interlace.cli.complete import RUNS_HELP, complete_run
+from interlace.cli.complete import RUNS_HELP, STEP_HELP, complete_run
 from interlace.cli.preflight import writable
 from interlace.observe.run_folder import run_folder
 
@@ -15,9 +15,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Default: report.html in the first run's folder.")
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="Step whose operations are drawn, device by device. Default: the middle one.")
-    ] = None,
+    step: Annotated[int | None, typer.Option(help=STEP_HELP)] = None,
 ) -> None:
     """Write one self-contained HTML page: curves, goodput, a step on each device, histograms, transcripts, settings."""
     from interlace.observe.report.page import write_report

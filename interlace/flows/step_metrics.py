@@ -1,17 +1,17 @@
 """Metrics of one step, under the names that are common in the field."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import fsum
 
 from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
-from interlace.core.types import Metrics, Sample, TerminalEvent
+from interlace.core.types import Metrics, Sample, SampleKey, TerminalEvent
 from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
-from interlace.runtime.timeline import Span, StepRecord, busy_seconds, by_device
+from interlace.runtime.timeline import EngineCall, Span, StepRecord, busy_seconds, by_device
 from interlace.stages.batches import Batch
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
@@ -38,6 +38,7 @@ class StepMeter:
         self._num_steps = 0
         self._evaluated = False
         self._ledger = Ledger()
+        self._waits = WaitMeter()
 
     def start(self) -> None:
         self._start_s = self._book_boundary()
@@ -86,6 +87,7 @@ class StepMeter:
             "perf/tokens_per_device_s": num_tokens / (step_s * len(self._cluster.devices)),
             "sched/in_flight": num_in_flight,
             "sched/queued_max": max([call.num_queued for call in records.served], default=0),
+            "sched/oldest_wait_s": self._waits.find_oldest(records.served, [entry.sample.key for entry in ended]),
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
             "sched/mixed_versions": _measure_mixed_share(trained),
@@ -132,6 +134,29 @@ class StepMeter:
     def _measure_busy(self, spans: Sequence[Span], end_s: float) -> float:
         devices = by_device(spans, len(self._cluster.devices))
         return sum(busy_seconds(mine, self._start_s, end_s) for mine in devices)
+
+
+class WaitMeter:
+    """Measures the waits of requests for their engines."""
+
+    def __init__(self) -> None:
+        self._open: set[tuple[int, int, int]] = set()
+        """Group, index and turn of begun turns: an engine that continues one after an interruption begins it again."""
+
+    def find_oldest(self, calls: Sequence[EngineCall], ended: Iterable[SampleKey]) -> float:
+        """Returns the longest time from a request to the call that began its turn, in seconds; 0 if none began.
+
+        calls: in order. ended: samples that ended since the last step.
+        """
+        oldest = 0.0
+        for call in calls:
+            for gid, number, turn, asked_s in call.begun:
+                if (gid, number, turn) not in self._open:
+                    self._open.add((gid, number, turn))
+                    oldest = max(oldest, call.span.start_s - asked_s)
+        gone = set(ended)
+        self._open = {each for each in self._open if SampleKey(each[0], each[1]) not in gone}
+        return oldest
 
 
 def group_metrics(samples: Sequence[Sample]) -> Metrics:

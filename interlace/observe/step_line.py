@@ -1,7 +1,7 @@
 """Summary of one step for display, from its metrics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _TIMING = "timing_s/"
@@ -18,6 +18,19 @@ class Headline:
     """Name for display."""
     digits: int = 2
     """Displayed decimals."""
+
+
+PACE_STEPS = 8
+"""Last steps whose mean time gives the time left."""
+
+
+def estimate_time_left(step_s: Sequence[float], num_left: int) -> float:
+    """Returns the seconds of the remaining steps, at the mean pace of the last PACE_STEPS steps.
+
+    step_s: seconds of the steps so far, at least one.
+    """
+    last = step_s[-PACE_STEPS:]
+    return max(0, num_left) * sum(last) / len(last)
 
 
 REWARD = Headline(metric="reward/mean", name="reward")

@@ -15,6 +15,7 @@ from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.progress import ProgressView
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.step_line import estimate_time_left
 from interlace.observe.stop import StopSignal
 from interlace.run.best import BestKeeper
 from interlace.run.callbacks import Callbacks
@@ -73,6 +74,8 @@ class Boundary(ABC):
         """The state at the end of this process's last step."""
         self._num_updates = 0
         """Updates that had begun at the end of that step."""
+        self._step_s: list[float] = []
+        """Time of each step of this process."""
         self.done_steps = job.start.done_steps
         self.before: Evaluation | None = job.start.before
         self.after: Evaluation | None = None
@@ -121,6 +124,8 @@ class Boundary(ABC):
         place = self._saver.find_due(step, is_best=is_best)
         if place:
             metrics["timing_s/checkpoint"] = await self._saver.copy()
+        self._step_s.append(measured["timing_s/step"])
+        metrics["perf/time_left_s"] = estimate_time_left(self._step_s, self._recipe.steps - step)
         self._logger.log(step, metrics)
         self._boundary, self._num_updates = boundary, num_updates  # a loss before would save a step without metrics
         self._show_step(step, metrics)

@@ -44,6 +44,10 @@ SMALLEST = {
     "hosts": ("--steps", "2", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "one-step-off", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
+    "recipe_curves": (
+        *("--recipes", "sft", "--seeds", "0", "--runs", "runs"),
+        *("--set", "steps=2", "eval_every=1", "task.reasoning_gym.heldout_size=4"),
+    ),
     "recipe_seeds": ("--recipes", "quickstart", "--seeds", "0", "--read-only"),
     "records": ("--schedules", "one-step-off", "--steps", "6"),
     "robot_edge": ("--heads", "gaussian", "--delays", "5", "--episodes", "1", "--warmup-steps", "2"),
@@ -122,3 +126,32 @@ def test_the_searches_of_the_planners_tables_can_be_prepared(monkeypatch: pytest
         assert case.request(case.short_s, is_timed=True).simulation.num_devices == case.devices
     for devices, profile in mixed.CLUSTERS:
         assert mixed.make_request(devices, profile, 1).recipe.prompts_per_step == 128
+
+
+def test_the_pictures_of_curves_are_small_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    drawn = importlib.import_module("recipe_curves")
+    for seed in range(3):
+        folder = tmp_path / f"runs/smollm2-{seed}"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("steps: 9\n")
+        rows = [{"step": step, "reward/mean": step / 10 + seed / 100} for step in range(1, 10 if seed else 9)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert drawn.read_curve("smollm2", 0, tmp_path) == {}, "the run is not complete"
+    curve = drawn.read_curve("smollm2", 1, tmp_path)
+    assert list(curve) == [5, 6, 7, 8, 9] and curve[5] == pytest.approx(0.31), "a mean of five steps"
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- {drawn.NAME} -->\n\n<!-- /{drawn.NAME} -->\n")
+    drawn.write_page(page, {"smollm2": {1: curve, 2: curve}, "dpo": {seed: {0: 0.0, 4: 1.0} for seed in range(3)}})
+    text = "dpo: held-out pairs in order, by step, seeds 0, 1, 2; 0.00 at the first step, 1.00 at the last"
+    assert page.read_text().splitlines()[2] == f"![{text}](images/curves/dpo.svg)"
+    picture = (tmp_path / "images/curves/dpo.svg").read_text()
+    assert len(picture) < 5000 and picture.count('class="curve"') == 3 and f'aria-label="{text}"' in picture
+
+
+def test_every_picture_of_the_gallery_is_small_and_has_a_text() -> None:
+    page = (FOLDER.parent / "docs" / "gallery.md").read_text(encoding="utf-8")
+    pictures = sorted((FOLDER.parent / "docs/images/curves").glob("*.svg"))
+    assert len(pictures) >= 8
+    for picture in pictures:
+        assert picture.stat().st_size < 5000 and f"](images/curves/{picture.name})" in page

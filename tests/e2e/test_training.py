@@ -22,7 +22,7 @@ NAMED = (
     "step", "version", "reward/mean", "response_length/mean", "response_length/max", "actor/loss", "actor/entropy",
     "actor/grad_norm", "actor/clip_fraction", "actor/kl", "timing_s/step", "timing_s/rollout", "timing_s/reward",
     "timing_s/reference", "timing_s/train", "timing_s/weight_sync", "perf/throughput", "sched/staleness_mean",
-    "sched/staleness_max", "sched/bubble",
+    "sched/staleness_max", "sched/bubble", "sched/oldest_wait_s", "perf/time_left_s",
 )  # fmt: skip
 ROW = (
     "step", "group", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min",

@@ -48,6 +48,8 @@ TIMED = (
     "goodput/",
     "sched/in_flight",
     "sched/queued_max",
+    "sched/oldest_wait_s",
+    "perf/time_left_s",
     "memory/",
 )
 

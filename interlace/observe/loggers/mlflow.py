@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import mlflow
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Param
 
 from interlace.core.errors import UserError, first_line
+from interlace.core.flat_settings import flatten_settings
 from interlace.observe.loggers.base import LoggedSample, RunInfo, make_plain_name
 
 RUN_TAG = "interlace.run"
@@ -17,6 +18,8 @@ RUNNING, FAILED = "RUNNING", "FAILED"
 """MLflow's status of a run that has not ended, and of one that an error ended."""
 MOST_METRICS = 1000
 """Most metrics in one request of MLflow's API."""
+MOST_PARAMS, MOST_LETTERS = 100, 6000
+"""Most parameters in one request, and most letters of a parameter's value."""
 
 
 class Logger:
@@ -70,4 +73,8 @@ class Logger:
 
     def _create_run(self, experiment_id: str, info: RunInfo) -> str:
         run = self._client.create_run(experiment_id, run_name=info.name, tags={RUN_TAG: info.run_id})
+        settings = flatten_settings(info.config).items()
+        params = [Param(make_plain_name(name, " "), value[:MOST_LETTERS]) for name, value in settings]
+        for start in range(0, len(params), MOST_PARAMS):  # a parameter never changes, so a resumed run logs none
+            self._client.log_batch(run.info.run_id, params=params[start : start + MOST_PARAMS])
         return str(run.info.run_id)

@@ -20,10 +20,16 @@ def distribution_panels(runs: Sequence[RunData]) -> list[Panel]:
         for at, run in enumerate(runs)
         if (trained := run.lengths(TerminalEvent.TRAINED))
     ]
-    if len(runs) == 1:
-        lengths.append(("generated", GENERATED, runs[0].lengths()))
+    if len(runs) == 1 and sorted(all_lengths := runs[0].lengths()) != sorted(runs[0].lengths(TerminalEvent.TRAINED)):
+        lengths.insert(0, ("generated", GENERATED, all_lengths))  # below the trained ones
     found = [
-        histogram("lengths", "Response lengths", "share of samples, by tokens", lengths, "tokens"),
+        histogram(
+            "lengths",
+            "Response lengths",
+            "share of samples, by tokens after the prompt, those of tools and observations included",
+            lengths,
+            "tokens",
+        ),
         histogram("staleness", "Staleness of trained samples", "share of samples, by versions", staleness, "versions"),
     ]
     return [panel for panel in found if panel]

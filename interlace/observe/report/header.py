@@ -14,9 +14,17 @@ from interlace.observe.report.panels import wilson_interval
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_sessions import RunSession
-from interlace.observe.step_line import duration, number, short
+from interlace.observe.step_line import duration, estimate_time_left, number, short
 
 _SOURCES = ("reasoning_gym", "files", "starts", "hub", "mixture")
+
+
+OFFLINE_RESULTS = {
+    "eval/loss": "held-out loss",
+    "eval/row_accuracy": "right held-out completions",
+    "eval/accuracy": "held-out pairs in order",
+}
+"""Results of runs that train on given rows, and their names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +95,19 @@ def _describe_task(settings: Mapping[str, JSON]) -> str:
             parts.append(f"{source}: {name}" if name else source)
         elif isinstance(value, list) and value:
             parts.append(f"{source} of {len(value)} sources")
-    return ", ".join(parts)
+    return ", ".join(parts + _describe_simulator(settings))
+
+
+def _describe_simulator(settings: Mapping[str, JSON]) -> list[str]:
+    """Returns the simulator of a robot's episodes with its tasks; empty for other episodes."""
+    family = _text(settings, "episode", "env", "family")
+    if not family:
+        return []
+    episode = settings["episode"]
+    env = episode["env"] if isinstance(episode, Mapping) else None
+    chosen = env.get("settings") if isinstance(env, Mapping) else None
+    tasks = chosen.get("tasks") if isinstance(chosen, Mapping) else None
+    return [f"{family}: {', '.join(map(str, tasks))}" if isinstance(tasks, list) and tasks else family]
 
 
 def _format_date(sessions: Sequence[RunSession]) -> str:
@@ -112,25 +132,29 @@ def _format_duration(run: RunData, sessions: Sequence[RunSession]) -> str:
     return f"{duration(max(0.0, run.written_at - start))} from the start to the last step; {steps}"
 
 
-def summary_cards(run: RunData, config: str) -> list[Card]:
-    """Lists the numbers of a run that a reader wants first."""
-    return [card for card in _make_cards(run, _read_settings(config)) if card.value]
+def summary_cards(run: RunData, config: str, *, is_running: bool = False) -> list[Card]:
+    """Lists the numbers of a run that a reader wants first; the time left only of a run that trains at present."""
+    return [card for card in _make_cards(run, _read_settings(config), is_running=is_running) if card.value]
 
 
-def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
+def _make_cards(run: RunData, settings: Mapping[str, JSON], *, is_running: bool) -> Iterator[Card]:
     ledger, seconds = ledger_of(run.rows), run.values("timing_s/step")
     if rewards := run.values("reward/mean"):
         change = f"{number(rewards[0], 2)} → {number(rewards[-1], 2)}"
         yield Card(name="reward", value=change, note="mean of a step, first → last")
     for kind in ("greedy", "sampled"):
         yield _make_accuracy_card(run, kind)
+    for metric, name in OFFLINE_RESULTS.items():
+        if values := run.values(metric):
+            change = " → ".join(f"{value:.3g}" for value in dict.fromkeys((values[0], values[-1])))
+            yield Card(name=name, value=change, note="first → last evaluation")
     asked = settings.get("steps")
     yield Card(name="steps", value=f"{len(run.rows)} of {asked}" if isinstance(asked, int) else str(len(run.rows)))
     if seconds:
         yield Card(name="time of a step", value=f"{number(sum(seconds) / len(seconds), 2)} s", note="mean")
         tokens = sum(run.values("perf/num_tokens")) / max(sum(seconds), 1e-9)
         yield Card(name="tokens/s", value=short(tokens), note="prompt and response tokens of scored samples")
-    if left := time_left_s(run, settings):
+    if is_running and (left := time_left_s(run, settings)):
         yield Card(name="time left", value=duration(left), note="at the pace of the last steps")
     if ledger.total_s:
         useful = sum(ledger.fraction(name) for name in USEFUL)
@@ -141,7 +165,8 @@ def _make_cards(run: RunData, settings: Mapping[str, JSON]) -> Iterator[Card]:
     if mfu := run.values("perf/mfu"):
         yield Card(name="MFU", value=f"{sum(mfu) / len(mfu):.1%}", note="mean of the steps")
     if staleness := run.values("sched/staleness_max"):
-        yield Card(name="staleness", value=f"≤ {max(staleness):.0f}", note="versions")
+        highest = f"≤ {max(staleness):.0f}" if max(staleness) else "0"
+        yield Card(name="staleness", value=highest, note="versions")
 
 
 def _make_suggestions(run: RunData) -> Iterator[Card]:
@@ -160,16 +185,12 @@ def _make_suggestions(run: RunData) -> Iterator[Card]:
         yield Card(name="predicted saving", value=saving, note=f"of a step, with {setting}")
 
 
-PACE_STEPS = 8
-"""Last steps whose mean time gives the time left."""
-
-
 def time_left_s(run: RunData, settings: Mapping[str, JSON]) -> float | None:
     """Returns the remaining steps times the mean time of the last PACE_STEPS steps; None for a complete run."""
-    asked, seconds = settings.get("steps"), run.values("timing_s/step")[-PACE_STEPS:]
+    asked, seconds = settings.get("steps"), run.values("timing_s/step")
     if not isinstance(asked, int) or not seconds or len(run.rows) >= asked:
         return None
-    return (asked - len(run.rows)) * sum(seconds) / len(seconds)
+    return estimate_time_left(seconds, asked - len(run.rows))
 
 
 def _make_accuracy_card(run: RunData, kind: str) -> Card:
@@ -178,6 +199,6 @@ def _make_accuracy_card(run: RunData, kind: str) -> Card:
     note = "first → last evaluation" if len(values) > 1 else "one evaluation"
     if values and counts:
         low, high = wilson_interval(values[-1], counts[-1])
-        note += f"; 95 % interval of the last {low:.3f} to {high:.3f}, n = {counts[-1]:.0f}"
+        note += f"; 95\u00a0% interval of the last {low:.3f} to {high:.3f}, n\u00a0=\u00a0{counts[-1]:.0f}"
     text = " → ".join(f"{value:.3f}" for value in dict.fromkeys((values[0], values[-1]))) if values else ""
     return Card(name=f"held-out accuracy, {kind}", value=text, note=note)

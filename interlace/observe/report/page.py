@@ -14,12 +14,13 @@ from interlace.core.types import JSON
 from interlace.observe.answers import EvaluationAnswer, read_answers
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.report.device_time import DeviceTimeline, StepView, ledger_view, step_bars, step_view
+from interlace.observe.report.differences import find_differences
 from interlace.observe.report.distributions import distribution_panels, length_sentences
 from interlace.observe.report.films import film_views
 from interlace.observe.report.header import run_facts, summary_cards
 from interlace.observe.report.panels import RUN_COLOURS, build_panels
 from interlace.observe.report.sample_lanes import KINDS, lanes_view
-from interlace.observe.report.samples import answer_pairs, failure_causes, sample_groups
+from interlace.observe.report.samples import answer_pairs, answers_over_time, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_sessions import RunSession, read_sessions
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "charts.js")
 LIVE_SCRIPTS = (*SCRIPTS, "live.js")
-SECTIONS = (
-    "header", "learning", "devices", "steps", "timeline", "lanes", "episodes", "samples", "distributions", "metrics",
-    "settings",
-)  # fmt: skip
+LINKED_SECTIONS = {
+    "learning": "Learning", "devices": "Goodput", "steps": "Steps", "timeline": "Devices", "lanes": "Lanes",
+    "episodes": "Episodes", "samples": "Samples", "distributions": "Distributions", "metrics": "Metrics",
+    "settings": "Configuration",
+}  # fmt: skip
+"""Sections after the header -> the text of their link in the header."""
+SECTIONS = ("header", *LINKED_SECTIONS)
 """Sections of the page in order; each is a template sections/NAME.html."""
 
 
@@ -133,7 +137,7 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "sample_runs": [
             {
                 "name": entry.run.name,
-                "groups": sample_groups(entry.run),
+                "groups": [*sample_groups(entry.run), *answers_over_time(entry.answers or {})],
                 "causes": failure_causes(entry.run),
                 "answers": answer_pairs(entry.answers or {}),
             }
@@ -142,12 +146,17 @@ def render_content(entries: Sequence[Entry], step: int | None) -> PageContent:
         "distributions": distributions,
         "length_sentences": length_sentences(runs),
         "summaries": [(run.name, _summarize_metrics(run)) for run in runs],
+        "differences": find_differences([entry.config for entry in entries]),
         "configs": [(entry.run.name, entry.config) for entry in entries],
     }
-    sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in SECTIONS}
+    sections = {name: _render_template(f"sections/{name}.html", context).strip() for name in LINKED_SECTIONS}
+    links = [(name, text) for name, text in LINKED_SECTIONS.items() if sections[name]]
+    header = _render_template("sections/header.html", {**context, "links": links}).strip()
     panels = [*learning.shown, *bars, *distributions]
     title = ", ".join(run.name for run in runs)
-    return PageContent(title=title, sections=sections, charts={panel.id: asdict(panel) for panel in panels})
+    return PageContent(
+        title=title, sections={"header": header, **sections}, charts={panel.id: asdict(panel) for panel in panels}
+    )
 
 
 def _summarize_metrics(run: RunData) -> list[MetricSummary]:
@@ -162,6 +171,11 @@ def _summarize_metrics(run: RunData) -> list[MetricSummary]:
     ]
 
 
+def format_metric(value: float, name: str) -> str:
+    """Formats a value of a metric; bytes as MiB."""
+    return f"{value / 2**20:.4g} MiB" if name.startswith("memory/") else f"{value:.5g}"
+
+
 def _make_head(entries: Sequence[Entry]) -> dict[str, object]:
     runs = [
         {
@@ -169,7 +183,7 @@ def _make_head(entries: Sequence[Entry]) -> dict[str, object]:
             "colour": RUN_COLOURS[place % len(RUN_COLOURS)],
             "state": entry.state,
             "facts": run_facts(entry.run, entry.config, entry.sessions),
-            "cards": summary_cards(entry.run, entry.config),
+            "cards": summary_cards(entry.run, entry.config, is_running=entry.state == "running"),
         }
         for place, entry in enumerate(entries)
     ]
@@ -217,4 +231,5 @@ def _make_environment() -> "Environment":
     )  # fmt: skip
     found.filters["percent"] = lambda share, digits=1: f"{share:.{digits}%}"
     found.filters["short_number"] = lambda value: "-" if value is None else f"{value:.5g}"
+    found.filters["metric_value"] = format_metric
     return found

@@ -1,8 +1,8 @@
 """Curves of a page: the metrics of each panel, and their values by step for each run."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from interlace.observe.run_data import RunData
 
@@ -21,6 +21,8 @@ class Line:
     """Metric of the standard deviation; the band is the value plus and minus it, within `bounds`."""
     bounds: tuple[str, str] | None = None
     """Metrics of the lower and upper end of the band, or, with `spread`, of its limits."""
+    scale: float = 1.0
+    """Factor from the metric's unit to the unit of the panel; only for a line without a band."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class PanelSpec:
     """Unit and meaning."""
     lines: tuple[Line, ...]
     is_proportion: bool = False
-    """True for evaluations: points with error bars, without a line between them."""
+    """True for evaluations: points with error bars. Several runs have one panel per line, so that each has a colour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,8 @@ class Curve:
     values: Sequence[float | None]
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
+    is_exact: bool = False
+    """True for a curve that is never smoothed: learning rates, and evaluations, which are few and far apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,8 +174,12 @@ PANELS = (
             Line(metric="rollout/num_waiting", label="waiting at the end"),
         ),
     ),
+    _make_single("Oldest wait", "sched/oldest_wait_s", "seconds from a request to its engine, the longest of the step"),
     _make_single("KV cache in use", "rollout/kv_use", "share of the cache's tokens"),
 )
+_WORDS = {"lr": "learning rate", "grad_norm": "gradient norm"}
+"""Metric without its family -> its words, if these differ from the name."""
+_REPLAYED = ("loss", "lr", "grad_norm", "clip_fraction", "entropy", "kl")
 _REWARD_SUMMARY = ("reward/mean", "reward/std", "reward/max", "reward/min")
 
 
@@ -185,15 +193,15 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     parts = [name for name in found.get("reward", ()) if name not in _REWARD_SUMMARY]
     sources = [name for name in found.get("source", ()) if name.endswith("/reward")]
     sets = [name for name in found.get("eval", ()) if name.count("/") == 2]
-    critic = {name: name.removeprefix("critic/").replace("_", " ") for name in found.get("critic", ())}
-    updates = {name: name.removeprefix("off_policy/").replace("_", " ") for name in found.get("off_policy", ())}
     extra = [
         _make_group("Reward parts", "mean over the scored samples of the step", parts),
         _make_group("Reward by source", "mean over the scored samples of the source", sources),
-        *[_make_single(title.capitalize(), name, "of the critic") for name, title in critic.items()],
-        *[_make_single(f"Off-policy: {title}", name, "mean of the step") for name, title in updates.items()],
+        *_make_robot_panels(found),
+        *_make_singles("Critic", "of the value model", found.get("critic", ())),
+        *_make_singles("Off-policy", "mean of the step", found.get("off_policy", ())),
+        *_make_singles("Replay", "of updates on drawn samples", [f"replay/{name}" for name in _REPLAYED], found),
         _make_group("Failed samples by cause", "share of the samples that ended in the step", found.get("failed", ())),
-        _make_group("Memory", "bytes, by role", found.get("memory", ())),
+        _make_group("Memory", "MiB at the end of the step, by role", found.get("memory", ()), scale=2.0**-20),
     ]
     held_out = PanelSpec(
         title="Held-out accuracy by set",
@@ -205,8 +213,44 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     return [spec for spec in (first, second, held_out, extra[0], extra[1], *others, *extra[2:]) if spec.lines]
 
 
-def _make_group(title: str, note: str, names: Sequence[str]) -> PanelSpec:
-    lines = tuple(Line(metric=name, label=name.partition("/")[2].removesuffix("/reward")) for name in names)
+def _make_robot_panels(found: Mapping[str, Sequence[str]]) -> list[PanelSpec]:
+    """Returns the panels of episodes in simulators. found: family -> its metrics."""
+    world = found.get("world_model", ())
+    success, returns, lengths = (
+        tuple(
+            Line(metric=metric, label=label + metric.removeprefix(f"{family}/{name}").replace("/", ", "))
+            for family, label in (("env", "simulated"), ("imagined", "imagined"))
+            for metric in found.get(family, ())
+            if f"{metric}/".startswith(f"{family}/{name}/")
+        )
+        for name in ("success", "return", "episode_length")
+    )
+    return [
+        PanelSpec(title="Success", note="share of training episodes", lines=success),
+        PanelSpec(title="Return", note="sum of the simulator's rewards of a training episode, scaled", lines=returns),
+        PanelSpec(title="Episode length", note="actions of a training episode", lines=lengths),
+        *_make_singles("World model", "of the fit", ["world_model/loss"], found),
+        _make_group("World model: error", "by steps ahead, on new episodes", [n for n in world if "/error_" in n]),
+    ]
+
+
+def _make_singles(
+    family: str, note: str, names: Iterable[str], found: Mapping[str, Sequence[str]] | None = None
+) -> list[PanelSpec]:
+    """Returns a panel for each metric. found: family -> its metrics, to leave out absent ones."""
+    present = [name for name in names if found is None or name in found.get(name.partition("/")[0], ())]
+    return [_make_single(f"{family}: {_describe_metric(name)}", name, note) for name in present]
+
+
+def _describe_metric(name: str) -> str:
+    """Returns the words of a metric without its family."""
+    words = name.partition("/")[2]
+    return _WORDS.get(words, words.replace("_", " "))
+
+
+def _make_group(title: str, note: str, names: Sequence[str], *, scale: float = 1.0) -> PanelSpec:
+    labels = {name: name.partition("/")[2].removesuffix("/reward") for name in names}
+    lines = tuple(Line(metric=name, label=label, scale=scale) for name, label in labels.items())
     return PanelSpec(title=title, note=note, lines=lines)
 
 
@@ -217,7 +261,8 @@ def build_panels(runs: Sequence[RunData]) -> LearningPanels:
         names.discard("reward/accuracy")  # a reward of 1 or 0 is its own accuracy
     shown: list[Panel] = []
     constants: dict[str, float] = {}
-    for spec in panel_specs(names):
+    specs = panel_specs(names)
+    for spec in specs if len(runs) == 1 else _split_proportions(specs):
         panel = build_panel(f"panel-{len(shown)}", spec, runs)
         if panel is None:
             continue
@@ -226,6 +271,16 @@ def build_panels(runs: Sequence[RunData]) -> LearningPanels:
         else:
             shown.append(panel)
     return LearningPanels(shown=shown, constants=constants)
+
+
+def _split_proportions(specs: Iterable[PanelSpec]) -> Iterator[PanelSpec]:
+    """Yields the panels, with one panel per line instead of a panel with several proportions."""
+    for spec in specs:
+        if not spec.is_proportion or len(spec.lines) == 1:
+            yield spec
+            continue
+        for line in spec.lines:
+            yield replace(spec, title=f"{spec.title}, {line.label}", lines=(line,))
 
 
 def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | None:
@@ -246,10 +301,13 @@ def build_panel(id_: str, spec: PanelSpec, runs: Sequence[RunData]) -> Panel | N
             Curve(
                 label=label,
                 colour=RUN_COLOURS[at % len(RUN_COLOURS)],
-                dash=present.index(number) if several else 0,
-                values=align(run.curve(line.metric), steps),
+                dash=(present.index(number) if several else 0) + at // len(RUN_COLOURS),  # colours return
+                values=[
+                    value if value is None else value * line.scale for value in align(run.curve(line.metric), steps)
+                ],
                 low=low,
                 high=high,
+                is_exact=line.metric.startswith("eval/") or line.metric.endswith("/lr"),
             )
         )
     kind = "points" if spec.is_proportion else "lines"

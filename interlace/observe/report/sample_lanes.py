@@ -134,10 +134,11 @@ def _make_period(kind: str, start_s: float, end_s: float, text: str, version: in
 
 def _describe_turn(turn: TurnTime) -> str:
     tokens = "interrupted" if turn.num_tokens is None else f"{turn.num_tokens} tokens"
-    return f"turn {turn.turn} on {turn.engine}, {tokens}, {_format_versions(turn.first_version, turn.last_version)}"
+    return f"turn {turn.turn} on {turn.engine}, {tokens}, {format_versions(turn.first_version, turn.last_version)}"
 
 
-def _format_versions(first: int, last: int) -> str:
+def format_versions(first: int, last: int) -> str:
+    """Describes the versions of the weights that drew a turn or a sample."""
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
@@ -170,7 +171,7 @@ def _make_lane(
         num_tokens=sample.num_tokens,
         versions=""
         if sample.version_min is None or sample.version_max is None
-        else _format_versions(sample.version_min, sample.version_max),
+        else format_versions(sample.version_min, sample.version_max),
         event=sample.event,
         reward=sample.reward,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from interlace.observe.answers import AnswerPair, EvaluationAnswer, pair_answers
+from interlace.observe.report.sample_lanes import format_versions
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.step_line import printable
 
@@ -91,17 +92,22 @@ def _over_time(scored: Sequence[Transcript]) -> list[Transcript]:
     for sample in scored:
         by_prompt.setdefault(sample.uid, {}).setdefault(sample.step, sample)
     most = max(by_prompt.values(), key=len, default={})
-    steps = sorted(most)
+    return [most[step] for step in _spread_steps(sorted(most))]
+
+
+def _spread_steps(steps: Sequence[int]) -> list[int]:
+    """Returns up to NUM_OVER_TIME steps, the first and the last among them; empty for fewer than two."""
     if len(steps) < 2:
         return []
     count = min(NUM_OVER_TIME, len(steps))
     places = {round(at * (len(steps) - 1) / (count - 1)) for at in range(count)}
-    return [most[steps[place]] for place in sorted(places)]
+    return [steps[place] for place in sorted(places)]
 
 
 def _make_shown_sample(sample: Transcript, title: str, place: int) -> ShownSample:
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
-    versions = "" if sample.version_min is None else f", versions {sample.version_min} to {sample.version_max}"
+    first, last = sample.version_min, sample.version_max
+    versions = "" if first is None or last is None else f", {format_versions(first, last)}"
     head = f"Step {sample.step}: {reward}, {sample.num_tokens} tokens, {sample.event}{versions}: {sample.uid}"
     return ShownSample(
         key=f"{title}/{place}", head=printable(head), prompt=cut(sample.prompt), response=cut(sample.response)
@@ -139,6 +145,30 @@ def answer_pairs(answers: Mapping[int, Sequence[EvaluationAnswer]]) -> list[Answ
         return []
     pairs = pair_answers(answers[min(answers)], answers[max(answers)])
     return [(_cut_answer(before), _cut_answer(after)) for before, after in pairs[:NUM_ANSWERS]]
+
+
+def answers_over_time(answers: Mapping[int, Sequence[EvaluationAnswer]]) -> list[ShownSamples]:
+    """Returns the answers to one held-out prompt at several evaluations; empty with fewer than three evaluations.
+
+    Takes the first prompt whose answer changes from wrong to right, or else the first one.
+    """
+    if len(answers) < 3:
+        return []
+    pairs = pair_answers(answers[min(answers)], answers[max(answers)])
+    improved = [after.uid for before, after in pairs if after.correct and not before.correct]
+    chosen = next(iter([*improved, *(after.uid for _, after in pairs)]), None)
+    found = {step: each for step, shown in answers.items() for each in shown if each.uid == chosen}
+    samples = [
+        ShownSample(
+            key=f"held-out/{step}",
+            head=printable(f"Step {step}: {'right' if found[step].correct else 'wrong'}: {chosen}"),
+            prompt=cut(found[step].prompt),
+            response=cut(found[step].response),
+        )
+        for step in _spread_steps(sorted(found))
+    ]
+    note = "its answer at several evaluations"
+    return [ShownSamples(title="One held-out prompt over time", note=note, samples=samples)] if samples else []
 
 
 def _cut_answer(answer: EvaluationAnswer) -> EvaluationAnswer:

@@ -31,8 +31,9 @@ class LiveContent:
 class ContentSource:
     """Builds the content of the page of some runs from their files."""
 
-    def __init__(self, folders: Sequence[RunFolder]) -> None:
-        self.folders = folders
+    def __init__(self, folders: Sequence[RunFolder], step: int | None = None) -> None:
+        """step: the step of the device chart and of the lanes; None takes the middle one."""
+        self.folders, self._step = folders, step
         self._readers = [RunReader(folder) for folder in folders]
         self._timelines = FileCache(DeviceTimeline.read)
         self._signature: object = None
@@ -61,7 +62,7 @@ class ContentSource:
 
     def _build_content(self) -> LiveContent:
         entries = [self._make_entry(reader) for reader in self._readers]
-        content = render_content(entries, None)
+        content = render_content(entries, self._step)
         fields = {"title": content.title, "sections": content.sections, "charts": content.charts}
         tag = blake2b(embeddable_json(fields).encode(), digest_size=16).hexdigest()
         return LiveContent(tag=tag, body=embeddable_json({"tag": tag, **fields}))

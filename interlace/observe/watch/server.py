@@ -30,8 +30,9 @@ _HEADERS = {
 class WatchServer:
     """Serves the live page of some runs, from start() to close()."""
 
-    def __init__(self, folders: Sequence[RunFolder]) -> None:
-        self._source = ContentSource(folders)
+    def __init__(self, folders: Sequence[RunFolder], step: int | None = None) -> None:
+        """step: the step of the device chart and of the lanes; None takes the middle one."""
+        self._source = ContentSource(folders, step)
         self._reading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 

@@ -29,4 +29,7 @@ def test_words_are_completed_by_their_kind(tmp_path: Path, monkeypatch: pytest.M
     assert complete_recipe("mi") == ["mine.yaml"]
     assert complete_run("f") == ["first"] and complete_run("x") == []
     assert complete_setting("prompts_per") == ["prompts_per_step="]
+    assert complete_setting("optimi") == ["optimizer."] and complete_setting("optimizer.l") == ["optimizer.lr="]
+    assert complete_setting("algo") == ["algorithm.", "algorithm="]
+    assert "critic.optimizer.lr=" in complete_setting("critic.optimizer.") and complete_setting("steps.") == []
     assert "schedule=areal" in complete_setting("schedule=are") and complete_setting("steps=1") == []

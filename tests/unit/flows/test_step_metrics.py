@@ -1,7 +1,9 @@
 """The metrics of a step depend on its samples, not on the order of their ends."""
 
 from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
-from interlace.flows.step_metrics import _rewards
+from interlace.flows.step_metrics import WaitMeter, _rewards
+from interlace.observe.step_line import estimate_time_left
+from interlace.runtime.timeline import EngineCall, Span, TurnStart
 
 PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
 
@@ -12,3 +14,25 @@ def test_reward_metrics_do_not_depend_on_the_order_in_which_samples_ended() -> N
         for index, value in enumerate((0.1, 0.2, 0.3))
     ]
     assert _rewards(samples) == _rewards(samples[::-1])
+
+
+def make_call(start_s: float, *begun: TurnStart) -> EngineCall:
+    span = Span(
+        start_s=start_s, end_s=start_s + 1, devices=(0,), group="rollout/0", rank=0, operation="serve",
+        cause="generate", step=1, version=0, bin="generate",
+    )  # fmt: skip
+    return EngineCall(
+        span=span, devices=(0,), batch=1, num_new_tokens=1, num_prompt_tokens=1, num_repeated_tokens=0, begun=begun
+    )
+
+
+def test_the_oldest_wait_leaves_out_a_turn_that_continues_after_an_interruption() -> None:
+    waits, first, second = WaitMeter(), TurnStart(0, 0, 0, 1.0), TurnStart(0, 1, 0, 1.5)
+    assert waits.find_oldest([make_call(2.0, first), make_call(4.0, second)], []) == 2.5
+    assert waits.find_oldest([make_call(9.0, first)], [SampleKey(0, 0)]) == 0.0, "it continues in the next step"
+    assert waits.find_oldest([make_call(9.0, TurnStart(0, 0, 0, 8.0))], []) == 1.0, "the group was drawn again"
+
+
+def test_the_time_left_is_that_of_the_remaining_steps_at_the_pace_of_the_last_eight() -> None:
+    assert estimate_time_left([100.0, *[2.0] * 8], 5) == 10.0
+    assert estimate_time_left([3.0], 0) == 0.0

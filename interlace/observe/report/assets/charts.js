@@ -4,6 +4,7 @@ const Charts = (() => {
   const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
   const HEIGHT = 220;
   const drawn = new Map(); // id -> {figure, data, plot, log}
+  const logTitles = new Set(); // titles of the charts with a log axis, which stays when a live page replaces the figure
   const sync = uPlot.sync("steps");
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -30,23 +31,28 @@ const Charts = (() => {
   }
 
   const positive = (values, log) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
-  const raw = (values) => ({ value: (u, v, at, index) => (index == null ? "" : write(values[index])) });
+  const isPresent = (value) => value != null;
+  // Without a cursor the legend has the last values.
+  const raw = (values) => ({ value: (u, v, at, index) => write(index == null ? values.findLast(isPresent) : values[index]) });
 
   // Returns uPlot's series and columns of a chart of curves.
   function curveSeries(data, log) {
     const series = [], columns = [], bands = [], weight = smoothing();
-    const isSmooth = data.kind === "lines" && weight > 0 && data.steps.length > 4;
+    const smooths = data.kind === "lines" && weight > 0 && data.steps.length > 4;
     for (const curve of data.curves) {
+      const isSmooth = smooths && !curve.is_exact;
       if (curve.low && data.kind === "lines" && showsBands()) {
         const edge = { stroke: "transparent", width: 0, points: { show: false }, class: "band", label: "band" };
         series.push({ ...edge }, { ...edge });
         columns.push(positive(curve.high, log), positive(curve.low, log));
         bands.push({ series: [series.length - 1, series.length], fill: curve.colour + "26" });
       }
-      const few = curve.values.length <= 60;
+      const few = curve.values.filter(isPresent).length <= 60;
       const line = { label: curve.label, stroke: curve.colour, dash: DASHES[curve.dash % 4], width: 1.8, spanGaps: true };
       if (data.kind === "points") {
-        series.push({ ...line, paths: () => null, points: { show: true, size: 8, fill: curve.colour }, ...raw(curve.values) });
+        // A line between two evaluations alone would suggest a curve that nobody measured.
+        const between = data.steps.length > 2 ? { stroke: curve.colour + "80", width: 1, marker: curve.colour } : { paths: () => null };
+        series.push({ ...line, ...between, points: { show: true, size: 8, stroke: curve.colour, fill: curve.colour }, ...raw(curve.values) });
         columns.push(positive(curve.values, log));
       } else if (isSmooth) {
         series.push({ ...line, stroke: curve.colour + "59", width: 1, points: { show: false }, marker: curve.colour, ...raw(curve.values) });
@@ -82,7 +88,7 @@ const Charts = (() => {
     return {
       series: data.curves.map((curve) => ({
         label: curve.label, stroke: curve.colour, fill: curve.colour + "26", width: 1.8, paths, points: { show: false },
-        value: (u, v) => (v == null ? "" : `${(100 * v).toFixed(1)} %`),
+        value: (u, v) => (v == null ? "–" : `${(100 * v).toFixed(1)} %`),
       })),
       columns: data.curves.map((curve) => curve.values),
       bands: [],
@@ -130,18 +136,25 @@ const Charts = (() => {
     const isSynced = data.kind === "lines" || data.kind === "points";
     return {
       width, height: HEIGHT, scales: { x, y }, bands: parts.bands,
-      series: [{ label: data.x_label, value: (u, v) => (v == null ? "" : tick(v)) }, ...parts.series],
+      series: [{ label: data.x_label, value: (u, v) => (isPresent(v) ? tick(v) : data.kind === "outline" ? "–" : tick(data.steps.at(-1))) }, ...parts.series],
       axes: [xAxis, { ...axis, size: 52, values: (u, ticks) => ticks.map((v) => (v == null ? "" : tick(v))) }],
       cursor: { points: { size: 6 }, drag: { x: true, y: false }, ...(isSynced ? { sync: { key: sync.key, setSeries: false } } : {}) },
       // The marker has the colour of the smoothed line, not of the faint line below it.
-      legend: { live: true, markers: { stroke: (u, at) => u.series[at].marker ?? u.series[at].stroke(u, at) } },
+      legend: {
+        live: true,
+        markers: {
+          stroke: (u, at) => u.series[at].marker ?? u.series[at].stroke(u, at),
+          dash: (u, at) => (u.series[at].dash?.length ? "dashed" : "solid"),
+        },
+      },
       hooks: data.kind === "points" ? { draw: [(u) => drawErrorBars(u, data)] } : {},
     };
   }
 
   function draw(entry) {
     const { figure, data, log } = entry;
-    const target = figure.querySelector(".plot");
+    const target = figure.querySelector(".plot"), logButton = figure.querySelector("[data-log]");
+    if (logButton) logButton.hidden = !data.curves.some((curve) => curve.values.some((value) => value > 0));
     const parts = data.kind === "stack" ? stackSeries(data) : data.kind === "outline" ? outlineSeries(data) : curveSeries(data, log);
     const scale = entry.plot?.scales.x, all = entry.plot?.data[0];
     const isZoomed = scale && all.length > 1 && (scale.min > all[0] || scale.max < all[all.length - 1]);
@@ -149,6 +162,7 @@ const Charts = (() => {
     entry.plot?.destroy();
     target.textContent = "";
     entry.plot = new uPlot(options(data, log, parts, Math.max(target.clientWidth, 200)), [data.steps, ...parts.columns], target);
+    target.querySelector(".u-legend").setAttribute("aria-label", `Values of ${data.title} at the cursor`);
     if (zoom) entry.plot.setScale("x", zoom);
     const table = figure.querySelector(".numbers");
     if (table?.open) fillNumbers(table, data);
@@ -200,14 +214,17 @@ const Charts = (() => {
   }
 
   function prepare(figure, data) {
-    const entry = { figure, data, log: false, plot: null, spoken: document.createElement("output") };
+    const entry = { figure, data, log: logTitles.has(data.title), plot: null, spoken: document.createElement("output") };
     entry.spoken.className = "hidden-text";
     figure.append(entry.spoken);
     figure.querySelector(".plot").addEventListener("keydown", (event) => onKey(event, entry));
     figure.querySelector("[data-reset]").addEventListener("click", () => reset(entry));
-    figure.querySelector("[data-log]")?.addEventListener("click", (event) => {
+    const logButton = figure.querySelector("[data-log]");
+    logButton?.setAttribute("aria-pressed", String(entry.log));
+    logButton?.addEventListener("click", () => {
       entry.log = !entry.log;
-      event.currentTarget.setAttribute("aria-pressed", String(entry.log));
+      logTitles[entry.log ? "add" : "delete"](entry.data.title);
+      logButton.setAttribute("aria-pressed", String(entry.log));
       draw(entry);
     });
     const numbers = figure.querySelector(".numbers");
@@ -253,7 +270,8 @@ const Charts = (() => {
   }
 
   addEventListener("resize", resize);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
+  // The colours of the axes and the width of the page differ between a dark page, a light one and paper.
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", () => drawn.forEach(draw));
   return { show };
 })();
 

@@ -11,18 +11,22 @@
     connection.classList.toggle("lost", isLost);
   }
 
+  // Names a control, so that its successor in a replaced section can be found.
+  const nameControl = (one) => `${one.tagName} ${one.id} ${one.getAttribute("aria-label") ?? one.textContent} ${one.closest("figure")?.querySelector("figcaption")?.textContent}`;
+
   // Replaces a section; opened details, inputs and the focus stay as they were.
   function replace(section, html) {
     const open = new Set([...section.querySelectorAll("details[open][data-key]")].map((one) => one.dataset.key));
     const known = new Set([...section.querySelectorAll("details[data-key]")].map((one) => one.dataset.key));
     const smoothing = section.querySelector("#smoothing")?.value, bands = section.querySelector("#bands")?.checked;
-    const focused = section.contains(document.activeElement) ? document.activeElement.closest("details")?.dataset.key : null;
+    const focused = section.contains(document.activeElement) ? nameControl(document.activeElement) : null;
     section.innerHTML = html;
     section.hidden = !html;
     for (const one of section.querySelectorAll("details[data-key]")) {
       if (known.has(one.dataset.key)) one.open = open.has(one.dataset.key);
-      if (focused && one.dataset.key === focused) one.querySelector("summary").focus({ preventScroll: true });
     }
+    const controls = focused ? [...section.querySelectorAll("[tabindex], a, button, input, summary, video")] : [];
+    controls.find((one) => nameControl(one) === focused)?.focus({ preventScroll: true });
     if (smoothing != null && section.querySelector("#smoothing")) {
       section.querySelector("#smoothing").value = smoothing;
       section.querySelector("#smoothing-value").value = Number(smoothing).toFixed(2);

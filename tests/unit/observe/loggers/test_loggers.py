@@ -72,6 +72,20 @@ def test_tensorboard_is_written_by_default_and_reads_back(tmp_path: Path) -> Non
     assert len(lines(tmp_path)) == 4
 
 
+def test_tensorboard_receives_settings_and_samples_as_tables(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    log_a_run(RunInfo(name="run", folder=tmp_path, config={"optimizer": {"lr": 0.1}, "steps": 2}), "tensorboard")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [settings], [samples] = events.Tensors("settings"), events.Tensors("samples")
+    assert make_ndarray(settings.tensor_proto).tolist()[1:] == [[b"optimizer.lr", b"0.1"], [b"steps", b"2"]]
+    assert samples.step == 2
+    assert make_ndarray(samples.tensor_proto).tolist()[1] == [b"1+1", b"2", b"1.0", b"1"]
+
+
 class Recorder:
     """A user's own logger."""
 
@@ -226,6 +240,8 @@ def test_mlflow_receives_all_metrics_in_a_database(tmp_path: Path, monkeypatch: 
     history = client.get_metric_history(runs[0].info.run_id, "eval/accuracy_greedy")
     assert [(each.step, each.value) for each in history] == [(0, 0.1), (2, 0.9)]
     assert len(runs[0].data.metrics) == 84
+    assert runs[0].data.params == {"steps": "3"}
+    assert [each.path for each in client.list_artifacts(runs[0].info.run_id, "samples")] == ["samples/step_000002.json"]
 
 
 def test_a_resumed_run_is_running_at_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from interlace.observe.goodput import BINS, PREFIX
 from interlace.observe.report.distributions import staleness_of
 from interlace.observe.report.page import write_report
 from interlace.observe.report.panels import build_panels
-from interlace.observe.report.samples import failure_causes, sample_groups
+from interlace.observe.report.samples import answers_over_time, failure_causes, sample_groups
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord, TurnEnd, TurnStart
@@ -160,7 +160,7 @@ def test_the_numbers_of_the_charts_are_those_of_the_metrics_file(tmp_path: Path)
 
 
 def test_evaluations_are_points_with_intervals(report: Path) -> None:
-    chart = read_page(report).titled("Held-out accuracy")
+    chart = read_page(report).titled("Held-out accuracy, greedy")
     assert chart["kind"] == "points" and chart["steps"] == [0, NUM_STEPS]
     curve = chart["curves"][0]
     assert curve["values"] == [0.0, 0.6] and curve["low"][1] < 0.6 < curve["high"][1]
@@ -177,6 +177,12 @@ def test_every_chart_has_a_figure_and_every_table_a_caption(report: Path) -> Non
     page = read_page(report)
     assert sorted(page.figures) == sorted(page.charts)
     assert page.tables_without_caption == 0
+
+
+def test_the_links_of_the_header_lead_to_the_sections(report: Path) -> None:
+    html = report.read_text()
+    links = re.findall(r'<a href="#(\w+)">', html)
+    assert links == re.findall(r'<section id="(\w+)"', html)[1:] and "samples" in links and "episodes" not in links
 
 
 def test_the_report_needs_no_network_and_allows_no_script_but_its_own(report: Path) -> None:
@@ -211,11 +217,25 @@ def test_staleness_of_a_sample_is_the_measured_one(tmp_path: Path) -> None:
 
 def test_the_samples_are_the_best_the_worst_and_one_prompt_over_time(tmp_path: Path) -> None:
     groups = {group.title: group.samples for group in sample_groups(RunData.read(make_run(tmp_path, "run")))}
-    assert groups["Best"][0].head.startswith("Step 6: reward 3,")
+    assert groups["Best"][0].head == "Step 6: reward 3, 13 tokens, trained, version 5: p3"
     assert groups["Worst"][0].head.startswith("Step 6: reward 0,")
     assert [sample.head.partition(":")[0] for sample in groups["One prompt over time"]] == [
         "Step 1", "Step 2", "Step 3", "Step 5", "Step 6",
     ]  # fmt: skip
+
+
+def test_the_answers_to_a_held_out_prompt_are_shown_over_time() -> None:
+    right, wrong = (
+        EvaluationAnswer(uid=uid, prompt="2 + 2", right_answer="4", response=uid, correct=True)
+        for uid in ("always", "later")
+    )
+    answers = {
+        step: [right, wrong.model_copy(update={"correct": step > 20, "response": str(step)})] for step in (0, 20, 40)
+    }
+    [group] = answers_over_time(answers)
+    assert [sample.response for sample in group.samples] == ["0", "20", "40"]
+    assert group.samples[-1].head == "Step 40: right: later"
+    assert not answers_over_time({step: answers[step] for step in (0, 40)})
 
 
 def test_answers_before_and_after_training_are_paired(report: Path) -> None:
@@ -298,6 +318,7 @@ def test_a_browser_draws_every_chart_without_an_error_and_cuts_nothing_off(
     )
     assert "CONSOLE" not in shown.stderr
     assert shown.stdout.count("<canvas") == len(read_page(report).charts) > 0
+    assert '<td class="u-value"></td>' not in shown.stdout, "without a cursor the legend has the last values"
     assert re.search(r'data-scroll="(\d+)"', shown.stdout)[1] == str(width), "the page scrolls sideways"
 
 

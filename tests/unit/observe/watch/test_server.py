@@ -69,6 +69,11 @@ def test_the_content_has_the_new_step_once_its_line_is_whole(tmp_path: Path) -> 
     assert later["charts"]["panel-0"]["steps"][-1] == NUM_STEPS + 1 and later["tag"] != first["tag"]
 
 
+def test_the_step_of_the_devices_and_lanes_can_be_chosen(tmp_path: Path) -> None:
+    sections = content_of(ContentSource([make_run(tmp_path, "run")], 2))["sections"]
+    assert "run, step 2" in sections["timeline"] and "run, step 2" in sections["lanes"]
+
+
 def test_suggestions_appear_on_the_page_of_a_finished_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     source = ContentSource([folder])
@@ -90,8 +95,10 @@ def test_the_page_shows_whether_the_run_trains(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     folder.config.write_text(f"steps: {NUM_STEPS + 1}\n")
     assert state_of(folder) == "stopped"
+    assert "time left" not in content_of(ContentSource([folder]))["sections"]["header"]
     folder.process.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
     assert state_of(folder) == "running"
+    assert "time left" in content_of(ContentSource([folder]))["sections"]["header"]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     folder.process.write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
