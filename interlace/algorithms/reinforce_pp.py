@@ -1,19 +1,14 @@
 """REINFORCE++ (arXiv 2501.03262): returns to go, whitened over the whole batch; no critic and no group."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from interlace.algorithms.advantages import at_trained_tokens, sum_discounted, token_rewards, whitened
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
-
-if TYPE_CHECKING:
-    from interlace.core.types import FloatArray, Sample, SampleGroup
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
 class ReinforcePPSettings(PolicySettings):

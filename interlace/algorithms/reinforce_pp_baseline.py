@@ -1,18 +1,13 @@
 """REINFORCE++ with a group baseline (arXiv 2501.03262): rewards less their group's mean, whitened over the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from interlace.algorithms.advantages import group_normalized, per_token, whitened
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.algorithms.losses import KLEstimator
 from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
-
-if TYPE_CHECKING:
-    from interlace.core.types import FloatArray, Sample, SampleGroup
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
 class ReinforcePPBaselineSettings(GroupSettings):

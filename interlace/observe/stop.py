@@ -3,8 +3,6 @@
 The run waits at most PATIENCE_S for the boundary, because schedulers kill a process 30 s after SIGTERM.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

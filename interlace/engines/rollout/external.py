@@ -5,7 +5,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from torch import Tensor
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
@@ -21,9 +23,6 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.weights.ref import UpdateMode
 from interlace.weights.saved import SavedWeights
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Generated: TypeAlias = tuple[str, Sequence[int], Sequence[float], FinishReason | None]
 """Id of a request, its new tokens, their log-probs, and the reason of its end; None if it continues."""

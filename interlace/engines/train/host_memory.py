@@ -1,7 +1,5 @@
 """Reuse of freed CPU memory."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 

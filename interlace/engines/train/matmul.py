@@ -6,19 +6,14 @@ processors MKL uses them too, and small products take less time: oneDNN generate
 every micro-batch has another number of tokens.
 """
 
-from __future__ import annotations
-
 import platform
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FASTER_FROM = 1 << 20
 """Multiplications of a product, below which oneDNN takes longer to find its kernel than MKL takes to compute."""

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from interlace.core.training import MAX_LOG_RATIO
+from interlace.core.training import MAX_LOG_RATIO, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interlace.core.training import LossInputs, LossOutputs
     from interlace.core.types import Metrics
     from interlace.engines.train.ranks import Ranks
 

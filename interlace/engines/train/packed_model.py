@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from interlace.core.errors import UserError
@@ -34,7 +34,6 @@ from interlace.models.tensor_parallel import VocabularyPart, share_layers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
