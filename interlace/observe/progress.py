@@ -33,15 +33,12 @@ class ProgressView(Protocol):
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a note on its state."""
-        ...
 
     def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
         """Shows a finished step. headline: the first metric of the display."""
-        ...
 
     def say(self, text: str) -> None:
         """Prints a line that stays visible."""
-        ...
 
     def __enter__(self) -> Self: ...
 

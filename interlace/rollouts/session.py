@@ -86,7 +86,6 @@ class Surroundings(Protocol):
 
     def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
         """Registers the wait of the block."""
-        ...
 
 
 class Asker(Protocol):
@@ -100,7 +99,6 @@ class Asker(Protocol):
         on_draft: called with each draft of a request that streams. patience_s: seconds to wait while engines take new
         weights; EnginesBusyError afterwards.
         """
-        ...
 
 
 class EpisodeSession:

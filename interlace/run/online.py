@@ -17,22 +17,17 @@ class ScheduleChanger(Protocol):
 
         may_become: returns whether the run can follow a schedule without a restart.
         """
-        ...
 
     @property
     def schedule(self) -> Schedule:
         """The current schedule."""
-        ...
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         """Records a finished step and returns metrics of the prediction."""
-        ...
 
     @property
     def change(self) -> Schedule | None:
         """The schedule to continue with; None if the current one stays."""
-        ...
 
     def take_change(self) -> Schedule | None:
         """Returns the schedule to continue with, once."""
-        ...

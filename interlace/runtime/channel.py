@@ -275,15 +275,12 @@ class ReaderCalls(Protocol[R_contra]):
 
     def row_ready(self, row: R_contra, /) -> None:
         """Called when a row has the columns that the reader needs. The row is leased at once, never queued."""
-        ...
 
     def row_ended(self, row: R_contra, event: TerminalEvent, /) -> None:
         """Called when a row ended that the reader had not acknowledged."""
-        ...
 
     def row_reopened(self, row: R_contra, /) -> None:
         """Called when a row that was ready starts again. row: as it was. It becomes ready once more, or ends."""
-        ...
 
 
 class Cursor(Generic[K, R]):

@@ -48,20 +48,16 @@ class ConcurrencyLimit(Protocol):
     @property
     def value(self) -> float:
         """Largest number of sequences in the engine. Infinite if only the engine's own limits apply."""
-        ...
 
     @property
     def adapts(self) -> bool:
         """True if the limit needs calls of observe()."""
-        ...
 
     def observe(self, use: EngineUse) -> None:
         """Processes the report of an engine's call."""
-        ...
 
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the limit to log."""
-        ...
 
 
 class FixedLimit:

@@ -26,19 +26,15 @@ class LengthPredictor(Protocol):
 
     def expect(self, request: Request) -> float:
         """Returns the predicted number of response tokens of a dispatched request."""
-        ...
 
     def observe(self, request: Request, num_tokens: int) -> None:
         """Updates the predictions from a response that ended."""
-        ...
 
     def forget(self, request_id: str) -> None:
         """Removes a request that gets no response."""
-        ...
 
     def metrics(self) -> Metrics:
         """Returns metrics of the quality of the predictions."""
-        ...
 
 
 class MeanLength:

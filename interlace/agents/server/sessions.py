@@ -19,11 +19,9 @@ class Visitors(Protocol):
 
     def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
         """Opens a session. seed: seed of its sampling noise; None generates one."""
-        ...
 
     def busy_s(self) -> float | None:
         """Returns the seconds after which a client may try again, while no request is taken; else None."""
-        ...
 
 
 class Sessions:
