@@ -154,7 +154,8 @@ class Program:
             program_groups().add(process.pid)  # a group has the number of its first process
             await _wait_for_exit(process)
         finally:
-            _kill_group(process)  # remaining child processes may keep its output open
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # remaining child processes may keep its output open
             program_groups().remove(process.pid)
             await _end_streams(process, talk)
             status = await process.wait()
@@ -255,8 +256,3 @@ async def _wait_for_exit(process: "asyncio.subprocess.Process") -> None:
     finally:
         loop.remove_reader(handle)
         os.close(handle)
-
-
-def _kill_group(process: "asyncio.subprocess.Process") -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
