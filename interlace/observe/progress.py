@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -42,9 +41,7 @@ class ProgressView(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> ProgressView:
@@ -69,10 +66,8 @@ class QuietProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del kind, error, trace
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class PlainProgress(QuietProgress):
@@ -134,9 +129,7 @@ class LiveProgress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def _redraw_display(self) -> None:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -159,9 +158,7 @@ class PolicyClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
