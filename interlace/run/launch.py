@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 RANK_MODULES = (
     "interlace.run.make_engines",
-    "interlace.workers.actor_critic",
+    "interlace.workers.actor",
     "interlace.workers.critic",
     "torch.distributed.fsdp",
     "transformers.models.auto.modeling_auto",
@@ -155,8 +155,7 @@ def rollout_source(sources: ModelSources, memory: RunMemory) -> EngineSource:
 
 def _engine_workers(sources: ModelSources, memory: RunMemory) -> dict[str, RoleWorker]:
     """Makes, by role, workers with an engine or a scorer of the recipe."""
-    from interlace.workers.actor import ActorWorker
-    from interlace.workers.actor_critic import ActorCriticWorker
+    from interlace.workers.actor import ActorCriticWorker, ActorWorker
     from interlace.workers.critic import CriticWorker, ProcessRewardWorker
     from interlace.workers.rollout import RolloutWorker
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
-from interlace.schedule.engine_use import EngineUse
-from interlace.schedule.episode_limit import EpisodeLimit, WholeEpisodes
+from interlace.schedule.episode_limit import EngineUse, EpisodeLimit, WholeEpisodes
 
 
 class Adaptive(Config):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -15,10 +15,31 @@ from interlace.core.config import Config
 
 if TYPE_CHECKING:
     from interlace.core.types import SampleKey
-    from interlace.schedule.engine_use import EngineUse
+
 
 LEAST_USE = 0.01
 """KV use of a call below which its report does not determine the capacity: an engine rounds to blocks."""
+
+
+class EngineUse(NamedTuple):
+    """Report of an engine at the end of a call. A tuple, because every call makes one."""
+
+    num_here: int
+    """Sequences in the engine, running or waiting."""
+    num_waiting: int
+    """Sequences among them that wait, because the engine has an internal limit."""
+    num_finished: int
+    """Sequences that ended in the call."""
+    kv_use: float
+    """Largest share of the KV cache that running sequences held, 0 ... 1; 0 if the engine does not report it."""
+    num_preemptions: int
+    """Sequences that lost their KV-cache cells in the call."""
+    is_binding: bool
+    """True if more sequences are ready than the limit admits."""
+    num_tokens: int = 0
+    """Tokens of the sequences in the engine."""
+    num_ended_tokens: int = 0
+    """Tokens of the sequences that ended in the call."""
 
 
 class WholeEpisodes(Config):

@@ -80,13 +80,18 @@ class ScoringWorker(Worker):
                 try:
                     return service.score(sequences)
                 except InterlaceError as error:
-                    if isinstance(error, UserError) and not isinstance(error, DiskFullError):
-                        raise  # every service would refuse the same input
+                    _raise_if_final(error)
                     reasons.append(str(error))
                     service.recover()
             if time.monotonic() > deadline:
                 raise InterlaceError(f"no engine service could score: {'; '.join(reasons)}")
             wait.wait(RETRY_S)
+
+
+def _raise_if_final(error: InterlaceError) -> None:
+    """Raises the error if every service would refuse the same input."""
+    if isinstance(error, UserError) and not isinstance(error, DiskFullError):
+        raise error
 
 
 class _Path(NamedTuple):

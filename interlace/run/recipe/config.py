@@ -38,8 +38,7 @@ from interlace.run.recipe.sections import (
     WarmupConfig,
 )
 from interlace.runtime.gpu import has_gpu
-from interlace.schedule.auto_schedule import bounding, bounds_of
-from interlace.schedule.presets import load_schedule
+from interlace.schedule.presets import bounding, bounds_of, load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import foreign_setting_hint, foreign_value_hint
 from interlace.weights.config import WeightsConfig
