@@ -91,16 +91,14 @@ class PlanSettings(PlanBounds):
 
     deadline_h: float | None = Field(default=None, gt=0)
     """Deadline in hours for all steps of the recipe. Plans for all, half and a quarter of the devices are compared; the
-    one that holds the deadline with the fewest device-seconds is chosen.
-    """
+    one that holds the deadline with the fewest device-seconds is chosen."""
     device_hour_cost: float | None = Field(default=None, ge=0)
     """Price of one device for an hour, on demand. If None, the profile's price."""
     market: str | None = None
     """Market of the devices: `on-demand`, `spot` or a YAML file. If None, no interruptions are expected."""
     search_s: float = Field(default=60.0, gt=0)
     """Limit in seconds of real time, with `search_processes` processes. The best plan so far is returned. The start of
-    the command `interlace plan` counts, but the search gets at least a quarter of the time.
-    """
+    the command `interlace plan` counts, but the search gets at least a quarter of the time."""
     search_samples: int | None = Field(default=None, ge=1)
     """Limit of simulated samples. If it is reached within `search_s`, the same settings give the same plan."""
     search_processes: int = Field(default=2, ge=1)

@@ -67,8 +67,7 @@ class WholeEpisodes(Config):
     kind: Literal["episodes"] = "episodes"
     share: float = Field(default=0.9, gt=0, le=1)
     """Share of the KV cache that contexts may fill at an admission; the rest is for their growth. Above the whole
-    cache, samples whose tools run lose their contexts, the smallest first.
-    """
+    cache, samples whose tools run lose their contexts, the smallest first."""
     kv_tokens: int | None = Field(default=None, ge=1)
     """Capacity of an engine's KV cache, in tokens. If None, it follows from the engine's reports."""
     initial: int = Field(default=16, ge=1)

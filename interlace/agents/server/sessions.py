@@ -32,8 +32,7 @@ class Sessions:
         self._api_key, self._visitors = api_key, visitors
         self._open: dict[str, Conversation] = {}
         """Sessions by key. An ended session stays until its owner removes it, or, if a client opened it, until
-        KEPT_SESSIONS later ones have ended.
-        """
+        KEPT_SESSIONS later ones have ended."""
         self._ended: deque[str] = deque()
         """Keys of ended sessions of clients, oldest first."""
 

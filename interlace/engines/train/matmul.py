@@ -20,8 +20,7 @@ FASTER_FROM = 1 << 20
 LARGEST_OF_MKL = 512
 """Largest side of a weight that Intel's processors multiply by MKL. MKL's bits for a row depend on the number of rows
 in longer sums, and in sums of any length if there are fewer than 16 rows. The bits of the gradients of a weight depend
-on the number of threads from about 2,000 rows on.
-"""
+on the number of threads from about 2,000 rows on."""
 
 
 def use_fast_products(model: nn.Module) -> None:

@@ -54,8 +54,7 @@ NO_STEP = 1e-12
 """Learning rate that leaves the weights unchanged."""
 SHARES = {"samples": 0.1, "rollout": 0.2, "reward": 0.05, "whole steps": 0.15}
 """Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are skipped. "Whole
-steps" run on four clusters if there are several devices.
-"""
+steps" run on four clusters if there are several devices."""
 
 
 ROUNDS = 8
