@@ -8,16 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
-from interlace.core.types import (
-    JSON,
-    BoolArray,
-    FinishReason,
-    FloatArray,
-    Inputs,
-    IntArray,
-    Prompt,
-    SamplingParams,
-)
+from interlace.core.types import JSON, BoolArray, FinishReason, FloatArray, Inputs, IntArray, Prompt, SamplingParams
 from interlace.models.action_tokens import ActionTokens
 from interlace.observe.films import Film
 from interlace.rollouts.envs.episode import EnvEpisode, Simulators

@@ -17,16 +17,7 @@ from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
 from interlace.core.types import Inputs, IntArray, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.action_tokens import ActionTokens
-from interlace.rollouts.base import (
-    DEFAULT_OPTIONS,
-    Context,
-    OnTurnDraft,
-    Tools,
-    ToolUse,
-    Turn,
-    TurnDraft,
-    TurnOptions,
-)
+from interlace.rollouts.base import DEFAULT_OPTIONS, Context, OnTurnDraft, Tools, ToolUse, Turn, TurnDraft, TurnOptions
 from interlace.rollouts.by_row import read_label
 from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.config import EpisodeConfig

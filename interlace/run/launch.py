@@ -38,13 +38,7 @@ from interlace.run.recipe.layout import (
     reference_is_base,
     threads_of,
 )
-from interlace.run.recipe.memory import (
-    RunMemory,
-    count_copied_bytes,
-    forecast_run,
-    reserved_bytes,
-    working_bytes,
-)
+from interlace.run.recipe.memory import RunMemory, count_copied_bytes, forecast_run, reserved_bytes, working_bytes
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.revival import RevivalRule

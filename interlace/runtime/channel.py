@@ -2,16 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Hashable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest

@@ -30,13 +30,7 @@ from interlace.run.recipe.algorithm_by_source import (
     complete_algorithms,
     share_reward,
 )
-from interlace.run.recipe.sections import (
-    ClusterConfig,
-    EvaluationConfig,
-    LoggingConfig,
-    ReferenceConfig,
-    WarmupConfig,
-)
+from interlace.run.recipe.sections import ClusterConfig, EvaluationConfig, LoggingConfig, ReferenceConfig, WarmupConfig
 from interlace.runtime.gpu import has_gpu
 from interlace.schedule.presets import bounding, bounds_of, load_schedule
 from interlace.schedule.schedule import Schedule
