@@ -175,7 +175,6 @@ class Boundary(ABC):
         self._failed_updates.refuse_a_run_without_updates()
 
     def _log_last(self, metrics: Metrics) -> None:
-        """Logs the evaluation after the last step."""
         self._logger.log_evaluation(self.done_steps, metrics)
         if self.done_steps and self._best.observe_final(self.done_steps, metrics):
             self._best.mark(self.done_steps)

@@ -121,7 +121,6 @@ class Channel(Generic[K, R]):
         return cursor
 
     def __contains__(self, key: K) -> bool:
-        """Returns whether the row is open."""
         return key in self._rows
 
     def open(self, key: K, record: R, columns: Sequence[str]) -> None:

@@ -89,7 +89,6 @@ class _Row:
     """A row under construction."""
 
     given: list[SegmentArrays] = field(default_factory=list)
-
     token_ids: list[IntArray] = field(default_factory=list)
     positions: list[Places] = field(default_factory=list)
     size: int = 0

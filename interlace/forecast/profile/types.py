@@ -56,7 +56,6 @@ class StateCosts(Config):
     offload_s: float = Field(default=0.0, ge=0)
     efficiency: float = Field(default=0.9, ge=0.5, le=1)
     """Share of the speed that is kept at each doubling of devices; at 0.5 an instance is no faster on several."""
-
     scaling: Scaling = ()
     """Speed of n devices relative to one, measured or stated. If set, it replaces `efficiency`."""
 
@@ -233,7 +232,6 @@ class EnvCosts(StateCosts):
 
     bound: Literal["device", "host"] = "device"
     """Resource that limits the simulators. Simulators that are bound by processor cores cannot be placed on devices."""
-
     chunks: tuple[tuple[int, float], ...] = Field(min_length=1)
     """(environments, seconds of a chunk in all of them), by increasing number of environments; linear in between."""
     reset_s: float = Field(default=0.0, ge=0)

@@ -34,10 +34,8 @@ class Layout:
     then trains on the remaining three quarters."""
     span: int = 1
     """Devices per instance of the rollout engine."""
-
     env: Fraction | Literal["host", "rollout"] = "host"
     """Devices of the simulators: the share after the generating devices, the generating devices, or the host."""
-
     turned: bool = False
     """True if the last devices generate and the first train. In a mixed cluster this swaps the kinds."""
 

@@ -101,7 +101,6 @@ class MetaWorld(Simulator):
     swaps = True
     moves_camera = True
     memory_bytes = 200 << 20
-
     settings: MetaWorldSettings
 
     def __init__(self, settings: MetaWorldSettings, task: str) -> None:
