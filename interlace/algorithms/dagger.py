@@ -6,18 +6,11 @@ are from the scripted expert of the simulator (`episode.expert`), and the update
 human of HG-DAgger, and only the chunks of the expert are labels.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm, Needs
-from interlace.core.training import LossOutputs
-
-if TYPE_CHECKING:
-    from interlace.core.training import LossInputs
-    from interlace.core.types import SampleGroup
+from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.types import SampleGroup
 
 
 class DAgger(Algorithm):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from interlace.core.training import MAX_LOG_RATIO
+from interlace.core.training import MAX_LOG_RATIO, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interlace.core.training import LossInputs
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3+"]
 """Estimators of KL(policy, reference) from sampled tokens, with d = log reference - log policy. k1: -d. k2: d^2 / 2.

@@ -18,12 +18,10 @@ from pydantic import Field, model_validator
 
 from interlace.algorithms.losses import sequence_mean, sequence_sum
 from interlace.core.config import Config
-from interlace.core.training import MAX_LOG_RATIO
+from interlace.core.training import MAX_LOG_RATIO, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from interlace.core.training import LossInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

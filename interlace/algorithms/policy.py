@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from interlace.algorithms.advantages import kl_penalty, select_trained
-from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
+from interlace.algorithms.advantages import kl_penalty, select_trained, whitened
+from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, advantages_of, rewards_of
 from interlace.algorithms.losses import (
     KLEstimator,
     Surrogate,
@@ -19,11 +20,10 @@ from interlace.algorithms.losses import (
 )
 from interlace.algorithms.off_policy import OffPolicyConfig
 from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from interlace.core.types import FloatArray, SampleGroup
 
 
 class PolicySettings(AlgorithmConfig):
@@ -64,10 +64,13 @@ class PolicyAlgorithm(Algorithm):
 
     Settings = PolicySettings
     settings: PolicySettings
+    whitens_batch: ClassVar[bool] = False
+    """Flag: advantages are whitened over the whole batch."""
 
     @property
     def needs(self) -> Needs:
         return Needs(
+            batch_statistics=self.whitens_batch,
             reference=self.settings.kl_coefficient > 0 or self.settings.kl_reward_coefficient > 0,
             proximal_logprobs=self.settings.off_policy.proximal == "recomputed",
         )
@@ -79,6 +82,10 @@ class PolicyAlgorithm(Algorithm):
             return rewards_of(group)
         penalties = [select_trained(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
+
+    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
+        advantages = advantages_of(samples)
+        return whitened(advantages, [sample.loss_mask for sample in samples]) if self.whitens_batch else advantages
 
     def ratio(self, inputs: LossInputs, proximal_T: Tensor) -> Tensor:
         """Computes the [T] importance ratios of tokens or turns, with gradient."""

@@ -1,10 +1,8 @@
 """PPO (arXiv 1707.06347) with generalized advantage estimation (arXiv 1506.02438) and a critic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,9 +21,7 @@ from interlace.algorithms.advantages import (
 )
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
-
-if TYPE_CHECKING:
-    from interlace.core.types import FloatArray, Sample, SampleGroup
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
 class PPOSettings(PolicySettings):

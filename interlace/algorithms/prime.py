@@ -4,19 +4,14 @@ A second language model phi is trained to separate correct from wrong responses 
 Each token's term of the sum is its process reward. The policy learns from process rewards and outcomes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from interlace.algorithms.advantages import at_trained_tokens, implicit_process, select_trained
 from interlace.algorithms.base import Advantages, Needs
 from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
-
-if TYPE_CHECKING:
-    from interlace.core.types import FloatArray, Sample, SampleGroup
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
 class PRIMESettings(GroupSettings):

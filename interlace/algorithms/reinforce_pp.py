@@ -1,19 +1,11 @@
 """REINFORCE++ (arXiv 2501.03262): returns to go, whitened over the whole batch; no critic and no group."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from interlace.algorithms.advantages import at_trained_tokens, sum_discounted, token_rewards, whitened
-from interlace.algorithms.base import Advantages, Needs, advantages_of
+from interlace.algorithms.advantages import at_trained_tokens, sum_discounted, token_rewards
+from interlace.algorithms.base import Advantages
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
-
-if TYPE_CHECKING:
-    from interlace.core.types import FloatArray, Sample, SampleGroup
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
 class ReinforcePPSettings(PolicySettings):
@@ -28,17 +20,11 @@ class ReinforcePP(PolicyAlgorithm):
 
     Settings = ReinforcePPSettings
     settings: ReinforcePPSettings
-
-    @property
-    def needs(self) -> Needs:
-        return replace(super().needs, batch_statistics=True)
+    whitens_batch = True
 
     def advantages(self, group: SampleGroup) -> Advantages:
         returns = [self._return_to_go(sample) for sample in group.samples]
         return Advantages(advantages=returns)
-
-    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
-        return whitened(advantages_of(samples), [sample.loss_mask for sample in samples])
 
     def _return_to_go(self, sample: Sample) -> FloatArray:
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)

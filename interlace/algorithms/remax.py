@@ -1,16 +1,11 @@
 """ReMax: REINFORCE with the greedy response's reward as the baseline (arXiv 2310.10505, algorithm 1)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from interlace.algorithms.advantages import per_token
 from interlace.algorithms.base import Advantages, Needs
 from interlace.algorithms.policy import PolicyAlgorithm
-
-if TYPE_CHECKING:
-    from interlace.core.types import SampleGroup
+from interlace.core.types import SampleGroup
 
 
 class ReMax(PolicyAlgorithm):

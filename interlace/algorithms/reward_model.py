@@ -1,7 +1,5 @@
 """Reward model: the Bradley-Terry loss on pairs (arXiv 1706.03741), with a margin (arXiv 2307.09288, eq. 2)."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from interlace.algorithms.offline import OfflineAlgorithm

@@ -1,7 +1,5 @@
 """SFT: supervised fine-tuning, the negative log-likelihood of given completions."""
 
-from __future__ import annotations
-
 import math
 
 from interlace.algorithms.offline import OfflineAlgorithm

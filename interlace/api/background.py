@@ -4,7 +4,6 @@ import asyncio
 import queue
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from interlace.core.errors import InterlaceError
@@ -55,9 +54,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

@@ -51,7 +51,6 @@ class ScheduleTable:
         return "\n".join([type(self).__name__, *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
-        """Returns the table as a notebook shows it."""
         return table_html([{name: row.get(name) for name in _SHOWN} for row in self.rows])
 
 

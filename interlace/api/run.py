@@ -245,7 +245,6 @@ class TrainedRun:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Returns the run as a notebook shows it."""
         curves = [(name, self._data.curve(name)) for name in CURVES] if _files(self).has_trained else []
         drawn = "".join(curve_svg(name, points) for name, points in curves if len(points) > 1)
         summary = _summarize(self)

@@ -59,7 +59,6 @@ class SweepTable:
         return "\n".join([f"{type(self).__name__} by {self.result.metric}", *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
-        """Returns the table as a notebook shows it."""
         return table_html(self.rows)
 
 

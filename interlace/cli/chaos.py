@@ -131,7 +131,6 @@ def _show_certificate(found: "Certificate") -> None:
 
 
 def _make_phase_table(by_phase: Mapping[str, Mapping[str, int]]) -> Table:
-    """Makes the table of the numbers of faults by role and phase."""
     from interlace.run.chaos.phases import PHASES
 
     table = Table(title="Faults by phase", title_justify="left")

@@ -123,7 +123,8 @@ def _examine_machine() -> bool:
 
 
 def _list_findings() -> Iterator[Finding]:
-    yield _check_python()
+    what = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding(what=what, remedy=None if sys.version_info >= (3, 11) else "interlace needs Python 3.11 or newer.")
     packages = list(_check_packages())
     yield from packages
     if any(finding.remedy for finding in packages):
@@ -139,11 +140,6 @@ def _run_check(check: Callable[[], Finding]) -> Finding:
         return check()
     except InterlaceError as error:
         return Finding(what=check.__name__.strip("_").replace("_", " "), remedy=str(error))
-
-
-def _check_python() -> Finding:
-    what = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Finding(what=what, remedy=None if sys.version_info >= (3, 11) else "interlace needs Python 3.11 or newer.")
 
 
 def _check_packages() -> Iterator[Finding]:

@@ -10,12 +10,11 @@ from rich.console import Console
 
 from interlace.cli.preflight import disable_progress_bars
 from interlace.core.errors import UserError
-from interlace.observe.run_folder import find_run
+from interlace.observe.run_folder import RunFolder, find_run
 
 if TYPE_CHECKING:
     from interlace.models.config import ModelConfig
     from interlace.observe.best import BestConfig
-    from interlace.observe.run_folder import RunFolder
     from interlace.run.evaluation import Evaluation
     from interlace.run.recipe.config import Recipe
 

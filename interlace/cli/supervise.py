@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,10 +22,7 @@ from rich.console import Console
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import say
 from interlace.core.processes import adopt_orphans, end_with_parent, kill_processes, list_children, read_command
-from interlace.observe.run_folder import ROOT
-
-if TYPE_CHECKING:
-    from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_folder import ROOT, RunFolder
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end of a command."""

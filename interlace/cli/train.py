@@ -10,13 +10,12 @@ from rich.console import Console
 from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
-from interlace.observe.run_folder import ROOT
+from interlace.observe.run_folder import ROOT, RunFolder
 from interlace.observe.run_identity import CHANGEABLE, may_change
 from interlace.observe.run_start import check_choice, explain_end, how_to_continue
 
 if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
-    from interlace.observe.run_folder import RunFolder
     from interlace.run.recipe.config import Recipe
     from interlace.run.recipe.edits import GivenRecipe
     from interlace.run.session import TrainReport

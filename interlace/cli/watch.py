@@ -2,16 +2,13 @@
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from interlace.cli.complete import RUNS_HELP, STEP_HELP, complete_run
-from interlace.observe.run_folder import run_folder
+from interlace.observe.run_folder import RunFolder, run_folder
 from interlace.observe.stop import raise_on_stop_signals
-
-if TYPE_CHECKING:
-    from interlace.observe.run_folder import RunFolder
 
 NICENESS = 10
 """Priority of the server: the cores belong to the run."""

@@ -64,7 +64,6 @@ class Stored(Generic[T]):
     """A value that stays where it was made. It is in a file, or in the memory of this process if it needs no file."""
 
     __slots__ = ("__weakref__", "_is_new", "_owner", "_parts", "_path", "_value")
-
     travels = False
     """True if a process on any machine of the run can read the value by its reference."""
 

@@ -12,10 +12,8 @@ class PromptSource(Protocol):
     @property
     def exhausted(self) -> bool:
         """Returns whether no prompt is left."""
-        ...
 
     def __next__(self) -> Prompt: ...
 
     def hand_back(self, prompts: Iterable[Prompt]) -> None:
         """Takes back prompts that were drawn. They are drawn again before new prompts."""
-        ...

@@ -12,22 +12,18 @@ class FlowRow(Protocol):
     @property
     def key(self) -> SampleKey:
         """Key of the sample that the row belongs to."""
-        ...
 
     @property
     def uid(self) -> str:
         """Name of the prompt. All rows of a group have the same."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Tokens after the prompt."""
-        ...
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt. A rank computes them once for all rows with the same `uid`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,8 @@
-"""State of asyncio's tasks."""
+"""State and end of asyncio's tasks."""
 
 import asyncio
+from collections.abc import Collection
+from typing import Any
 
 
 def is_cancelled() -> bool:
@@ -13,3 +15,10 @@ def is_cancelled() -> bool:
     except RuntimeError:  # no event loop
         return False
     return task is not None and task.cancelling() > 0
+
+
+async def cancel_tasks(tasks: "Collection[asyncio.Future[Any]]") -> None:
+    """Cancels tasks and waits for their ends. Their errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -28,7 +28,6 @@ class OfflineObserver(Protocol):
 
     async def on_offline_step(self, step: int, metrics: Metrics) -> bool:
         """Takes in the metrics of a step; returning False ends the run here. step: the first is 1."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

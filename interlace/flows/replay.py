@@ -14,11 +14,9 @@ class ReplayLearner(Protocol):
 
     async def learn_offline(self) -> Metrics:
         """Trains on given samples before the first step. Returns its metrics; empty if there is nothing to learn."""
-        ...
 
     async def learn(self, batch: Batch) -> None:
         """Stores the samples of a trained batch, and trains on drawn samples. Adds metrics to the batch."""
-        ...
 
 
 class ReplayRole:

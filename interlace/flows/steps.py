@@ -42,7 +42,6 @@ class StepObserver(Protocol):
 
     async def on_step(self, result: StepResult) -> bool:
         """Receives the result of a step. Returning False ends the run after this step."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,6 @@ class ExampleSource(Protocol):
 
     def batch(self, step: int) -> Sequence[Sample]:
         """Returns the examples of a step as samples, each with its answer as the response."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,8 +28,7 @@ class Links(Config):
     between_nodes: Link
     between_sites: Link | None = None
     """Link between sites. If set, each kind of device is at a separate site, and all traffic between kinds uses this
-    link.
-    """
+    link."""
     sample_token_bytes: int = Field(default=16, ge=0)
     """Bytes of a sample for each of its tokens: id, log-prob, mask, advantage."""
 

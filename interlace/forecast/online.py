@@ -23,16 +23,14 @@ from interlace.schedule.schedule import Schedule
 
 LOWEST = 19
 """Niceness of the search process. At equal priority, multi-threaded training that competes with a search for the cores
-falls to a tenth of its speed, because its threads wait for one another.
-"""
+falls to a tenth of its speed, because its threads wait for one another."""
 SEARCH_S = 6.0
 """Seconds of a search that runs concurrently with training."""
 TABLE_S = 1.5
 """Approximate seconds of the simulations of a table."""
 REST_PER_SEARCH = 10.0
 """Minimum seconds of the remaining steps for each second of a search or a table. Both compete with the run for the
-processors, so a gain of a tenth must pay for them.
-"""
+processors, so a gain of a tenth must pay for them."""
 KEPT_STEPS = 4
 """Recent steps whose responses give the current length distribution."""
 DECIDING_STEPS = 2

@@ -1,4 +1,7 @@
-"""Planner of a recipe's schedule: searches candidates and predicts them with the simulator."""
+"""Planner of a recipe's schedule: searches candidates and predicts them with the simulator.
+
+Interruptions reduce the share of the time that remains for training.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +14,6 @@ from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml
 from interlace.forecast.costs.markets import Market, load_market
-from interlace.forecast.interruptions import Interruptions, expect_interruptions
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
 from interlace.forecast.search.bounds import Workload
@@ -21,6 +23,7 @@ from interlace.forecast.search.plans import Accepts, PlanBounds, PlanLimits, Pla
 from interlace.forecast.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
 from interlace.robots.env_stage import simulators_of
+from interlace.run.chaos.faults import TRAINED
 from interlace.run.recipe.check_objective import refuse_unprofiled
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
@@ -34,21 +37,68 @@ SPANS = (1, 2, 4, 8)
 """Devices per engine that are tried on a virtual cluster; a node has eight."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interruptions:
+    """Means of a run on a market."""
+
+    per_day: float
+    """Interruptions of all nodes."""
+    restarts_per_day: float
+    """Interruptions of nodes with a part of a trained model, after each of which the run starts again."""
+    restart_loss_s: float
+    """Seconds lost by each of them: the start, and half of the time between two checkpoints."""
+    effective_time: float
+    """Share of the time that trains new steps, 0 to 1."""
+
+
+def expect_interruptions(
+    market: Market, recipe: Recipe, schedule: Schedule, devices: Sequence[Device], step_s: float
+) -> Interruptions:
+    """Returns the means of a run under a schedule. step_s: seconds of a step without interruptions.
+
+    If a node with a trainer ends, the run starts again from its newest checkpoint on disk: the one in memory ends with
+    the node. If another node ends, its engines are missing for `restart_s`, and others generate their samples again
+    from the beginning. By Little's law a sample is in flight for as many steps as the gate admits, half of them before
+    the interruption. The loss is counted as if generation limited the step.
+    """
+    cluster = tuple(devices)
+    needed = {role.name for role in find_needed_roles(algorithm_of(recipe).needs)}
+    trained = {
+        device.index // market.node_devices
+        for role in TRAINED
+        if role in needed
+        for instance in schedule.instances(role, cluster)
+        for device in instance
+    }
+    engines = [device for instance in schedule.instances("rollout", cluster) for device in instance]
+    apart = sum(device.index // market.node_devices not in trained for device in engines) / max(1, len(engines))
+    num_nodes = -(-len(cluster) // market.node_devices)
+    every = min(recipe.checkpoint_every or recipe.steps, recipe.steps)
+    loss_s = market.restart_s + every * step_s / 2
+    again_s = (1 + schedule.depth) * schedule.sync_every * step_s / 2
+    lost = market.per_node_s * (len(trained) * loss_s + apart * (market.restart_s + again_s))
+    per_day = market.interruptions_per_node_day
+    return Interruptions(
+        per_day=num_nodes * per_day,
+        restarts_per_day=len(trained) * per_day,
+        restart_loss_s=loss_s,
+        effective_time=1 / (1 + lost),
+    )
+
+
 class PlanSettings(PlanBounds):
     """Bounds and effort of a search; on the command line `plan.KEY=VALUE`."""
 
     deadline_h: float | None = Field(default=None, gt=0)
     """Deadline in hours for all steps of the recipe. Plans for all, half and a quarter of the devices are compared; the
-    one that holds the deadline with the fewest device-seconds is chosen.
-    """
+    one that holds the deadline with the fewest device-seconds is chosen."""
     device_hour_cost: float | None = Field(default=None, ge=0)
     """Price of one device for an hour, on demand. If None, the profile's price."""
     market: str | None = None
     """Market of the devices: `on-demand`, `spot` or a YAML file. If None, no interruptions are expected."""
     search_s: float = Field(default=60.0, gt=0)
     """Limit in seconds of real time, with `search_processes` processes. The best plan so far is returned. The start of
-    the command `interlace plan` counts, but the search gets at least a quarter of the time.
-    """
+    the command `interlace plan` counts, but the search gets at least a quarter of the time."""
     search_samples: int | None = Field(default=None, ge=1)
     """Limit of simulated samples. If it is reached within `search_s`, the same settings give the same plan."""
     search_processes: int = Field(default=2, ge=1)

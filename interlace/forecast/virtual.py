@@ -65,32 +65,25 @@ class SimulationBackend(Protocol):
     @property
     def engine_changes(self) -> Sequence[EngineChange]:
         """Returns the engines that leave and join during the run."""
-        ...
 
     @property
     def around(self) -> RankWrapper:
         """Returns the wrapper for each rank."""
-        ...
 
     def prompts(self) -> Sequence[Prompt]:
         """Returns the data set."""
-        ...
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Returns the simulated workers by role; the algorithm selects the roles that it needs."""
-        ...
 
     def episode(self, recipe: Recipe) -> Episode:
         """Returns the episode that replaces the recipe's, which would call real tools."""
-        ...
 
     def predictor(self, recipe: Recipe) -> LengthPredictor | None:
         """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
-        ...
 
     def row_length(self, recipe: Recipe) -> RowLength:
         """Returns the lengths of given rows, for a recipe that trains on them."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,7 @@ class ActionTokens:
     """Difference between the token ids of neighbouring bins: -1 if the first bin has the highest id, as in OpenVLA."""
     query_ids: tuple[int, ...] = ()
     """Placeholder tokens of a chunk that is decoded in parallel, one per token of the answer. If empty, decoding is
-    autoregressive.
-    """
+    autoregressive."""
     leads: int | None = None
     """Prompt tokens before the observation's tokens; 1 in OpenVLA. If None, the observation follows the prompt."""
     is_gaussian: bool = False

@@ -1,17 +1,11 @@
 """Differentiable sums and exchanges between the ranks of a mesh axis."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
-from torch import distributed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 
 def add_up(tensor: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from interlace.core.errors import UserError
 from interlace.models.collectives import exchange_rows
 from interlace.models.tensor_parallel import compute_with_parts, cut, expert_inputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 

@@ -1,7 +1,5 @@
 """Output layer of a flow-matching policy: conditions of a chunk, and the velocity network of its chain."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,17 +1,11 @@
 """Numbers of an action in the place of token ids: the bits of a float32 number are read as an int32 id."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from interlace.core.types import FloatArray
+from interlace.core.types import FloatArray
 
 
 def numbers_to_ids(numbers: FloatArray) -> NDArray[np.int32]:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from interlace.core.errors import UserError
 from interlace.models.collectives import add_gradients, add_up, gather_parts
 from interlace.models.size import list_layers
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 

@@ -4,7 +4,6 @@ import html
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from interlace.observe.progress import QuietProgress
@@ -69,9 +68,7 @@ class NotebookProgress(QuietProgress):
         curve = curve_svg(self._name, self._values) if len(self._values) > 1 else ""
         return f"<div>{bar} {html.escape(self._headline)}</div>{curve}{said}"
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._draw_state(is_last=True)
 
     def _draw_state(self, *, is_last: bool = False) -> None:

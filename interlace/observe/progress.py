@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -33,21 +32,16 @@ class ProgressView(Protocol):
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a note on its state."""
-        ...
 
     def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
         """Shows a finished step. headline: the first metric of the display."""
-        ...
 
     def say(self, text: str) -> None:
         """Prints a line that stays visible."""
-        ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class QuietProgress:
@@ -65,10 +59,8 @@ class QuietProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del kind, error, trace
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class PlainProgress(QuietProgress):
@@ -130,9 +122,7 @@ class LiveProgress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def _redraw_display(self) -> None:

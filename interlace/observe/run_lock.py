@@ -5,7 +5,6 @@ import os
 import socket
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from interlace.core.errors import UserError
@@ -39,9 +38,7 @@ class RunLock:
             os.pwrite(self._file, json.dumps(holder).encode(), 0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._folder.process.unlink(missing_ok=True)
             os.close(self._file)

@@ -3,13 +3,11 @@
 The run waits at most PATIENCE_S for the boundary, because schedulers kill a process 30 s after SIGTERM.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -58,9 +56,7 @@ class StopSignal:
             self._before = {each: signal.signal(each, self._handle_signal) for each in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each, before in self._before.items():
             signal.signal(each, before)
 

@@ -68,7 +68,8 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: RewardConfig) -> Re
     for name, weight, score in scores:
         if score is None:
             continue
-        found = to_result(_as_number(score), config)
+        plain = _to_python_scalar(score)
+        found = to_result(float(plain) if isinstance(plain, bool) else score, config)
         parts[name] = weight * found.reward
     if not parts:
         raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
@@ -95,11 +96,6 @@ def failure(error: BaseException) -> RewardResult:
 def whole(text: str) -> str:
     """Returns the text with half characters spelled out, as the JSON of a response may hold: no file accepts them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _as_number(score: Any) -> Any:
-    plain = _to_python_scalar(score)
-    return float(plain) if isinstance(plain, bool) else score
 
 
 def _check_parts(parts: Mapping[str, float], config: RewardConfig) -> Mapping[str, float]:

@@ -45,8 +45,7 @@ class ScoreRequest:
     response: str
     answer: str
     """The answer as text; empty if the row has none. A function gets it with the type of its column, and as text if it
-    declares the argument as `str`.
-    """
+    declares the argument as `str`."""
     metadata: Mapping[str, JSON]
     messages: tuple[Mapping[str, JSON], ...] = ()
     """Conversation of the prompt; empty if the function does not name it."""

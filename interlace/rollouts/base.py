@@ -8,16 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
-from interlace.core.types import (
-    JSON,
-    BoolArray,
-    FinishReason,
-    FloatArray,
-    Inputs,
-    IntArray,
-    Prompt,
-    SamplingParams,
-)
+from interlace.core.types import JSON, BoolArray, FinishReason, FloatArray, Inputs, IntArray, Prompt, SamplingParams
 from interlace.models.action_tokens import ActionTokens
 from interlace.observe.films import Film
 from interlace.rollouts.envs.episode import EnvEpisode, Simulators
@@ -141,17 +132,14 @@ class Session(Protocol):
     @property
     def params(self) -> SamplingParams:
         """The run's sampling parameters, including the model's stop tokens."""
-        ...
 
     @property
     def actions(self) -> ActionTokens | None:
         """Map of the policy's tokens to actions. None if the policy does not control a robot."""
-        ...
 
     @property
     def seed(self) -> int:
         """Seed for random choices of the episode. It is equal each time the same sample is generated."""
-        ...
 
     async def generate(
         self,
@@ -173,30 +161,24 @@ class Session(Protocol):
         its sampling noise; if None, the next number. Concurrent calls should pass numbers, so that their noise does
         not depend on their order.
         """
-        ...
 
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
         """Returns the number of tokens of a context without sampling a turn."""
-        ...
 
     def reward(self, turn: Turn, value: float) -> None:
         """Rewards a turn. The reward of the sample is the sum of these and of the reward that the episode returns."""
-        ...
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
         """Counts a call of a tool for the run's metrics. name: empty if the call could not be read."""
-        ...
 
     def simulator(self, start: Start, own: Simulators | None = None) -> AbstractAsyncContextManager[EnvEpisode]:
         """Leases one of the run's environments, reset to a start: `async with session.simulator(start) as env:`.
 
         own: environments of the episode, from which it leases instead. Raises UserError if the run has no environments.
         """
-        ...
 
     def waiting(self, what: str) -> AbstractAsyncContextManager[None]:
         """Names a wait of the episode in the wait-for graph: `async with session.waiting("search"):`."""
-        ...
 
 
 class Episode(Protocol):
@@ -207,7 +189,6 @@ class Episode(Protocol):
 
         An exception fails only this sample, and is recorded as the reason.
         """
-        ...
 
 
 @runtime_checkable
@@ -216,11 +197,9 @@ class Filming(Protocol):
 
     def films(self) -> Sequence[Film]:
         """Returns the films that were recorded since the last call, sorted by name."""
-        ...
 
     def why_no_films(self) -> str:
         """Returns the reason why requested films could not be recorded, or an empty text."""
-        ...
 
 
 @runtime_checkable
@@ -229,4 +208,3 @@ class Closing(Protocol):
 
     def close(self) -> None:
         """Releases the resources after the last episode."""
-        ...

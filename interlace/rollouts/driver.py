@@ -61,11 +61,9 @@ class EngineHost(ResponseReceiver, Protocol):
 
     def fill(self, driver: "EngineDriver") -> None:
         """Gives an engine requests that are queued for engines with pending weights."""
-        ...
 
     def dispatch(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches unfinished jobs again, which an engine gave up. onto: if given, only to these engines."""
-        ...
 
 
 class EngineDriver:

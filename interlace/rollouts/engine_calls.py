@@ -13,9 +13,7 @@ from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
 from interlace.runtime.typed_group import TypedGroup
-from interlace.schedule.concurrency import ConcurrencyLimit
-from interlace.schedule.engine_use import EngineUse
-from interlace.schedule.episode_limit import EpisodeLimit
+from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse, EpisodeLimit
 
 
 class GenerationMeter:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import InterlaceError
+from interlace.core.tasks import cancel_tasks
 from interlace.rollouts.envs.episode import Around, EnvEpisode
 from interlace.rollouts.envs.jobs import SlotAnswer, SlotJob, Start
 from interlace.rollouts.session import EpisodeSession
@@ -93,10 +94,7 @@ class EnvLeases:
             self._jobs[ask.lease].put_nowait((ask.number, ask.job))
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks([*self._tasks.values()])
 
     async def _hold_environment(self, number: int, start: Start, jobs: "asyncio.Queue[tuple[int, SlotJob]]") -> None:
         """Leases an environment and runs its jobs until the task is cancelled. number: of the answer to the reset."""

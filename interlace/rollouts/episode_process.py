@@ -19,16 +19,7 @@ from typing import Any, TypeAlias
 from interlace.core.causes import Cause
 from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.progress import Draft
-from interlace.core.types import (
-    Inputs,
-    IntArray,
-    Prompt,
-    Request,
-    Response,
-    Sample,
-    SampleKey,
-    SamplingParams,
-)
+from interlace.core.types import Inputs, IntArray, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.observe.films import Film
 from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse, Turn
 from interlace.rollouts.engine_jobs import OnDraft

@@ -20,6 +20,7 @@ from interlace.core.errors import (
 )
 from interlace.core.messages import Message
 from interlace.core.recovery import RestartBudget
+from interlace.core.tasks import cancel_tasks
 from interlace.core.types import EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
 from interlace.rollouts.base import Outcome, Session, Turn, TurnDraft, TurnOptions
@@ -290,9 +291,7 @@ class _Exchange:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._turns.values():
-            task.cancel()
-        await asyncio.gather(*self._turns.values(), return_exceptions=True)
+        await cancel_tasks([*self._turns.values()])
         await self._envs.close()
         for stack in self._waits.values():
             await stack.aclose()

@@ -17,16 +17,7 @@ from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
 from interlace.core.types import Inputs, IntArray, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.action_tokens import ActionTokens
-from interlace.rollouts.base import (
-    DEFAULT_OPTIONS,
-    Context,
-    OnTurnDraft,
-    Tools,
-    ToolUse,
-    Turn,
-    TurnDraft,
-    TurnOptions,
-)
+from interlace.rollouts.base import DEFAULT_OPTIONS, Context, OnTurnDraft, Tools, ToolUse, Turn, TurnDraft, TurnOptions
 from interlace.rollouts.by_row import read_label
 from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.config import EpisodeConfig
@@ -86,7 +77,6 @@ class Surroundings(Protocol):
 
     def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
         """Registers the wait of the block."""
-        ...
 
 
 class Asker(Protocol):
@@ -100,7 +90,6 @@ class Asker(Protocol):
         on_draft: called with each draft of a request that streams. patience_s: seconds to wait while engines take new
         weights; EnginesBusyError afterwards.
         """
-        ...
 
 
 class EpisodeSession:

@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from interlace.core.types import Metrics
 from interlace.data.stream import PromptStream
 from interlace.flows.offline_run import OfflineRun
 from interlace.flows.run import PolicyRun
-from interlace.flows.steps import Ended
+from interlace.flows.steps import Ended, StepResult
 from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.progress import ProgressView
@@ -22,16 +22,40 @@ from interlace.run.callbacks import Callbacks
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.memory_checkpoints import MemoryCheckpoints
-from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe
 from interlace.run.resume import RunStart
 from interlace.run.saving import Saver
 from interlace.run.state import RunState
 from interlace.run.step_trace import StepTrace
 from interlace.runtime.cluster import Cluster
+from interlace.schedule.schedule import Schedule
 
 StateLater: TypeAlias = Callable[[], RunState]
 """Function that returns the state of the run at the time when the function was made."""
+
+
+class ScheduleChanger(Protocol):
+    """Planner that changes the schedule of one run, implemented by `interlace.forecast.online.OnlinePlanner`."""
+
+    def started(self, seconds: float, may_become: Callable[[Schedule], bool]) -> None:
+        """Records the start-up time of the run, in seconds, which is the cost of a change that needs a restart.
+
+        may_become: returns whether the run can follow a schedule without a restart.
+        """
+
+    @property
+    def schedule(self) -> Schedule:
+        """The current schedule."""
+
+    def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
+        """Records a finished step and returns metrics of the prediction."""
+
+    @property
+    def change(self) -> Schedule | None:
+        """The schedule to continue with; None if the current one stays."""
+
+    def take_change(self) -> Schedule | None:
+        """Returns the schedule to continue with, once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +180,6 @@ class Boundary(ABC):
         self._failed_updates.refuse_a_run_without_updates()
 
     def _log_last(self, metrics: Metrics) -> None:
-        """Logs the evaluation after the last step."""
         self._logger.log_evaluation(self.done_steps, metrics)
         if self.done_steps and self._best.observe_final(self.done_steps, metrics):
             self._best.mark(self.done_steps)

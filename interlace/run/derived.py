@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 
 from interlace.observe.step_line import short
 from interlace.observe.tables import DerivedNumber
-from interlace.run.recipe.config import is_offline
+from interlace.run.recipe.config import Recipe, is_offline
 
 if TYPE_CHECKING:
     from interlace.run.recipe.check import Derived
-    from interlace.run.recipe.config import Recipe
 
 
 def derive_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:

@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from torch import Tensor
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.checkpoints import Checkpoints
@@ -24,9 +26,6 @@ from interlace.run.recipe.config import Recipe, set_schedule
 from interlace.run.recipe.engines import check_invariance
 from interlace.run.train import train
 from interlace.schedule.equivalents import equivalents
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Weights: TypeAlias = "Mapping[str, Tensor]"
 Transcript: TypeAlias = list[tuple[object, ...]]

@@ -38,13 +38,7 @@ from interlace.run.recipe.layout import (
     reference_is_base,
     threads_of,
 )
-from interlace.run.recipe.memory import (
-    RunMemory,
-    count_copied_bytes,
-    forecast_run,
-    reserved_bytes,
-    working_bytes,
-)
+from interlace.run.recipe.memory import RunMemory, count_copied_bytes, forecast_run, reserved_bytes, working_bytes
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.revival import RevivalRule
@@ -62,7 +56,7 @@ if TYPE_CHECKING:
 
 RANK_MODULES = (
     "interlace.run.make_engines",
-    "interlace.workers.actor_critic",
+    "interlace.workers.actor",
     "interlace.workers.critic",
     "torch.distributed.fsdp",
     "transformers.models.auto.modeling_auto",
@@ -155,8 +149,7 @@ def rollout_source(sources: ModelSources, memory: RunMemory) -> EngineSource:
 
 def _engine_workers(sources: ModelSources, memory: RunMemory) -> dict[str, RoleWorker]:
     """Makes, by role, workers with an engine or a scorer of the recipe."""
-    from interlace.workers.actor import ActorWorker
-    from interlace.workers.actor_critic import ActorCriticWorker
+    from interlace.workers.actor import ActorCriticWorker, ActorWorker
     from interlace.workers.critic import CriticWorker, ProcessRewardWorker
     from interlace.workers.rollout import RolloutWorker
 

@@ -14,12 +14,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from interlace.core.errors import UserError
+from interlace.core.loop_thread import LoopThread
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import KVNeeds, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services.dialects import dialect_named
 from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model, load_tokenizer

@@ -9,7 +9,7 @@ from interlace.algorithms.replayed import ReplayedAlgorithm
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
 from interlace.engines.rollout.config import KVNeeds
-from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kinds import EngineSite, create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.models.config import ModelConfig
@@ -23,7 +23,6 @@ from interlace.runtime.worker import WorkerContext
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from interlace.engines.rollout.kinds import EngineSite
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.engines.train import CriticEngine, LogprobEngine, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine

@@ -100,7 +100,6 @@ class OfflineBoundary(Boundary):
         return found
 
     def _state_later(self) -> StateLater:
-        """Returns a function that makes the current state."""
         stream = self._stream.state_later(())
         done_steps, num_rows = self.done_steps, self._run.num_rows
         return lambda: RunState(done_steps=done_steps, num_groups=num_rows, stream=stream(), before=None)

@@ -1,4 +1,4 @@
-"""Serves a model or a run's checkpoint over HTTP, without training."""
+"""Serves a model or a run's checkpoint over HTTP, without training: to sessions, and to runs as a rollout engine."""
 
 import asyncio
 import itertools
@@ -15,7 +15,9 @@ from interlace.agents.server.app import SessionServer, serving
 from interlace.agents.server.errors import ApiError
 from interlace.core.errors import ContextFullError, UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.engines.rollout.config import NativeConfig, ServedConfig
 from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.protocol import RolloutEngine
 from interlace.models.loading import load_tokenizer
 from interlace.models.token_text import TokenBytes, drop_added_end
 from interlace.rollouts.base import Session
@@ -29,17 +31,82 @@ from interlace.run.clusters.base import run_on
 from interlace.run.host import sampling_of
 from interlace.run.launch_services import launch_engines
 from interlace.run.recipe.config import Recipe
-from interlace.run.shared_engine import SharedEngine
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.local.cluster import LocalCluster
 from interlace.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
+    from aiohttp import web
     from transformers import PreTrainedTokenizerBase
+
+    from interlace.engines.rollout.services.hosted import HostedEngine
+
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client may try again while the server is paused."""
 _FIRST_VISIT = -2
 """Group number of a client's first session; later numbers count down. Groups of a run have numbers above NO_GROUP."""
+
+
+FOREVER_S = 1e9
+"""Timeout in seconds that is never reached: an engine of this process cannot be lost."""
+
+
+class SharedEngine:
+    """Makes the native engine of a server available at interlace's engine routes."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.hosted: HostedEngine | None = None
+
+    def is_possible(self, cluster: Cluster) -> bool:
+        """Returns whether the server has exactly one native engine, in this process, of a model that reads tokens."""
+        from interlace.models.inputs import input_embedding
+        from interlace.models.loading import empty_model
+
+        rollout = self._recipe.rollout
+        is_native = isinstance(rollout, NativeConfig) and rollout.tensor_parallel_size == 1
+        is_one = isinstance(cluster, LocalCluster) and len(cluster.place("rollout")) == 1
+        return is_native and is_one and input_embedding(empty_model(self._recipe.model).config) is None
+
+    def wrap(self, engine: RolloutEngine, recipe: Recipe) -> RolloutEngine:
+        """Returns an engine for the sessions that shares the given engine with the routes."""
+        from interlace.engines.rollout.engine import NativeEngine
+        from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
+        from interlace.engines.rollout.services.hosted import HostedEngine
+        from interlace.engines.rollout.services.link import ServerLink
+        from interlace.engines.rollout.services.protocol import ServiceCapacity
+
+        assert isinstance(engine, NativeEngine)
+        limits = engine.limits
+        capacity = ServiceCapacity(
+            model=recipe.model.path,
+            vocab_size=limits.vocab_size,
+            context=limits.context,
+            max_running=recipe.rollout.max_running,
+            dtype=recipe.model.dtype,
+            seed=recipe.seed,
+        )
+        hosted = self.hosted = HostedEngine(engine, capacity)
+        settings = ServedConfig(
+            heartbeat_s=FOREVER_S, health_timeout_s=FOREVER_S, progress_s=FOREVER_S, start_s=FOREVER_S,
+            probe_gap=FOREVER_S,
+        )  # fmt: skip
+        link = ServerLink(lambda: hosted, settings)
+        link.open()
+        return ServiceEngine(link, ServedModel(limits=limits, memory=engine.memory()), engine.report())
+
+    async def onload(self) -> None:
+        """Loads the engine onto its device. Requests at the routes hold no device, so that nothing else loads it."""
+        if self.hosted is not None:
+            await self.hosted.wake()
+
+    def add_routes(self, app: "web.Application", key: str) -> None:
+        """Registers the engine routes."""
+        from interlace.engines.rollout.services.routes import EngineRoutes
+
+        assert self.hosted is not None
+        EngineRoutes(self.hosted, key).add_to(app)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

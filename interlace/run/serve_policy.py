@@ -1,7 +1,7 @@
 """Serves the policy of a robot: a run's, or a published one, over WebSocket."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,8 +63,19 @@ def serve_policy(
     recorder = None
     if options.settings.record is not None:
         recorder = InterventionRecorder(Path(options.settings.record), fps=options.settings.control_hz)
+
+    async def listen(policy: ServedPolicy) -> None:
+        server = PolicyServer(policy, api_key=options.api_key, limits=options.settings.limits, recorder=recorder)
+        await policy.act(make_blank_request(server.schema))  # the first chunk of a process takes longer
+        url = await server.start(options.host, options.port)
+        try:
+            on_ready(Serving(url=url, api_key=server.api_key, admin_key=""))
+            await stop.wait()
+        finally:
+            await server.close()
+
     if isinstance(source, Path):
-        asyncio.run(_serve_folder(source, options, recorder, on_ready, stop))
+        asyncio.run(_serve_folder(source, options, listen))
         return
     config, actions = _check_recipe(source), policy_actions(policy_actions_of(source))
     starts = source.task.starts
@@ -82,7 +93,7 @@ def serve_policy(
     async def run(cluster: Cluster) -> None:
         policy = await _start_policy(cluster, source, schema, actions, samples=options.settings.sample)
         with cluster.waits.operation(who="server", what="robots"):
-            await _listen(policy, options, recorder, on_ready, stop)
+            await listen(policy)
 
     asyncio.run(run_on(source.cluster, Schedule(), run))
 
@@ -100,36 +111,15 @@ def _check_recipe(recipe: Recipe) -> RobotConfig:
 
 
 async def _serve_folder(
-    folder: Path,
-    options: PolicyOptions,
-    recorder: InterventionRecorder | None,
-    on_ready: Callable[[Serving], None],
-    stop: asyncio.Event,
+    folder: Path, options: PolicyOptions, listen: Callable[[ServedPolicy], Awaitable[None]]
 ) -> None:
     from interlace.robots.serving.published import PublishedPolicy
 
     policy = PublishedPolicy(folder, options.settings.control_hz, samples=options.settings.sample)
     try:
-        await _listen(policy, options, recorder, on_ready, stop)
+        await listen(policy)
     finally:
         policy.close()
-
-
-async def _listen(
-    policy: ServedPolicy,
-    options: PolicyOptions,
-    recorder: InterventionRecorder | None,
-    on_ready: Callable[[Serving], None],
-    stop: asyncio.Event,
-) -> None:
-    server = PolicyServer(policy, api_key=options.api_key, limits=options.settings.limits, recorder=recorder)
-    await policy.act(make_blank_request(server.schema))  # the first chunk of a process takes longer
-    url = await server.start(options.host, options.port)
-    try:
-        on_ready(Serving(url=url, api_key=server.api_key, admin_key=""))
-        await stop.wait()
-    finally:
-        await server.close()
 
 
 async def _start_policy(

@@ -43,7 +43,6 @@ from interlace.run.saving import CRITIC_FOLDER
 from interlace.run.step_trace import StepTrace
 from interlace.run.warmup import make_warmed_model
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
 
@@ -144,7 +143,7 @@ class RunProcess(ABC):
 
     async def _save_after_loss(self, cluster: Cluster) -> None:
         """Saves the last boundary, unless a process that trains died with its weights."""
-        trainers = [process for process in cluster.processes if _is_trainer(process)]
+        trainers = [process for process in cluster.processes if process.name.startswith(("actor", "critic"))]
         if self._boundary and not any([await process.death() for process in trainers]):
             with contextlib.suppress(RemoteError, WorkerDiedError):  # the error of the loss is the cause
                 await self._boundary.stop()
@@ -251,8 +250,3 @@ class RunProcess(ABC):
         for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):
             if group:
                 self._progress.say(f"{name}: micro-batches are {await group.attention()}")
-
-
-def _is_trainer(process: ProcessRank) -> bool:
-    """Returns whether a process is a rank of a role whose weights a checkpoint contains."""
-    return process.name.startswith(("actor", "critic"))

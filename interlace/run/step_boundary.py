@@ -193,7 +193,6 @@ class StepBoundary(Boundary):
         self._logger.log_samples(step, samples)
 
     def _state_later(self) -> StateLater:
-        """Returns a function that makes the current state."""
         in_flight = self._run.admission.in_flight()
         groups = in_flight.groups
         stream = self._stream.state_later([*(group.prompt for group in groups), *in_flight.waiting])

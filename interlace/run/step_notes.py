@@ -113,5 +113,4 @@ class StepNotes:
 
 
 def _list_failures(result: StepResult) -> list[str]:
-    """Returns the reasons of failed samples."""
     return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]

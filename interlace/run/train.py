@@ -27,7 +27,7 @@ from interlace.observe.stop import StopSignal
 from interlace.rewards.scorer import try_reward
 from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
-from interlace.run.boundary import TrainJob
+from interlace.run.boundary import ScheduleChanger, TrainJob
 from interlace.run.callbacks import Callbacks
 from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
@@ -35,7 +35,6 @@ from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
-from interlace.run.online import ScheduleChanger
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import open_learning, read_world_models

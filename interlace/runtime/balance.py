@@ -116,7 +116,6 @@ class _Partition:
 
     @property
     def items(self) -> list[list[int]]:
-        """Items of each rank."""
         missing = self._num_ranks - len(self._shares)
         return [*(sorted(items) for _, items in self._shares), *([] for _ in range(missing))]
 

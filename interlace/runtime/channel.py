@@ -2,16 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Hashable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
@@ -130,7 +121,6 @@ class Channel(Generic[K, R]):
         return cursor
 
     def __contains__(self, key: K) -> bool:
-        """Returns whether the row is open."""
         return key in self._rows
 
     def open(self, key: K, record: R, columns: Sequence[str]) -> None:
@@ -275,15 +265,12 @@ class ReaderCalls(Protocol[R_contra]):
 
     def row_ready(self, row: R_contra, /) -> None:
         """Called when a row has the columns that the reader needs. The row is leased at once, never queued."""
-        ...
 
     def row_ended(self, row: R_contra, event: TerminalEvent, /) -> None:
         """Called when a row ended that the reader had not acknowledged."""
-        ...
 
     def row_reopened(self, row: R_contra, /) -> None:
         """Called when a row that was ready starts again. row: as it was. It becomes ready once more, or ends."""
-        ...
 
 
 class Cursor(Generic[K, R]):

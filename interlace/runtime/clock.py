@@ -9,7 +9,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Returns seconds. Safe to call from any thread."""
-        ...
 
     async def sleep(self, seconds: float) -> None: ...
 

@@ -34,17 +34,14 @@ class Tenant(Protocol):
     @property
     def working_bytes(self) -> int:
         """Bytes that a running operation needs on each device in addition to the state."""
-        ...
 
     @property
     def part_bytes(self) -> Mapping[str, int]:
         """Bytes of each part of the state on each of its devices, in the order of unloading."""
-        ...
 
     @property
     def operations(self) -> Sequence[Operation]:
         """Operations for which the tenant may hold its devices."""
-        ...
 
     async def load(self, parts: Sequence[str]) -> None: ...
 
@@ -52,7 +49,6 @@ class Tenant(Protocol):
 
     def ask_to_yield(self) -> None:
         """Requests that the tenant release the devices soon, because another tenant is ready."""
-        ...
 
 
 @dataclass(kw_only=True, slots=True)

@@ -21,15 +21,12 @@ class Driver(Protocol):
     @property
     def unload_arguments(self) -> tuple[object, ...]:
         """Arguments for the worker's offload()."""
-        ...
 
     def ask_to_yield(self) -> None:
         """Requests the devices, because another group is ready."""
-        ...
 
     def record_unloaded(self, parts: Sequence[str]) -> None:
         """Called when parts of the group's state have left the devices."""
-        ...
 
 
 class GroupState:

@@ -28,11 +28,9 @@ class Rank(Protocol):
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[RankResult]:
         """Runs an operation after all earlier calls. Awaiting the result raises RemoteError."""
-        ...
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Runs a concurrent operation now, alongside the running one. There is no result."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -53,7 +51,6 @@ class Services(Protocol):
 
     async def wait_turn(self) -> None:
         """Waits until a result may be processed, if results are processed one at a time."""
-        ...
 
 
 @dataclass(slots=True)

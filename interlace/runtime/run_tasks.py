@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from interlace.core.errors import HangError, StoppedError
+from interlace.core.tasks import cancel_tasks
 
 T = TypeVar("T")
 
@@ -56,9 +57,6 @@ class RunTasks:
 
     async def cancel(self, flow: "asyncio.Future[T]") -> None:
         """Cancels the flow and all tasks, and waits for their ends."""
-        tasks: list[asyncio.Future[Any]] = [flow, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks([flow, *self._tasks])
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()

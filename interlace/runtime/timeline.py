@@ -154,11 +154,9 @@ class Recorder(Protocol):
 
     def keep(self, records: Records) -> None:
         """Accepts the next stretch. Consecutive stretches have no gap."""
-        ...
 
     def close(self, records: Records) -> None:
         """Accepts the last stretch. Spans that are still running are not reported again."""
-        ...
 
 
 class NoRecorder:

@@ -33,35 +33,27 @@ class TypedGroup(Protocol):
     @property
     def can_revive(self) -> bool:
         """True if revive() may replace the ranks after the death of one."""
-        ...
 
     async def revive(self) -> None:
         """Starts the ranks again, with the state of their start, if one has died. Else does nothing."""
-        ...
 
     def with_cause(self, cause: str) -> Self:
         """Returns the group's operations, and nothing else of it, with a cause that replaces the cause of the hold."""
-        ...
 
     def call(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> Handle[R]:
         """Calls the operation with this function's name."""
-        ...
 
     async def inline(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts, cause: str = "") -> tuple[R, Span]:
         """Awaits the operation in the caller's task. Returns its result, and the span of rank 0.
 
         cause: replaces the cause of the surrounding hold, if given.
         """
-        ...
 
     async def ask(self, operation: Callable[[Self], Handle[R]]) -> R:
         """Returns rank 0's answer to a question about its state. Records no span and no progress."""
-        ...
 
     def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:
         """Runs a concurrent operation alongside running operations, and waits for nothing."""
-        ...
 
     def hold(self, cause: str = "") -> AbstractAsyncContextManager[None]:
         """Holds the group's devices over several calls of this task, with the state loaded."""
-        ...

@@ -203,7 +203,6 @@ class Tracer(Protocol):
 
     def stop(self) -> bytes:
         """Ends the recording and returns it."""
-        ...
 
 
 class Worker:

@@ -26,19 +26,15 @@ class LengthPredictor(Protocol):
 
     def expect(self, request: Request) -> float:
         """Returns the predicted number of response tokens of a dispatched request."""
-        ...
 
     def observe(self, request: Request, num_tokens: int) -> None:
         """Updates the predictions from a response that ended."""
-        ...
 
     def forget(self, request_id: str) -> None:
         """Removes a request that gets no response."""
-        ...
 
     def metrics(self) -> Metrics:
         """Returns metrics of the quality of the predictions."""
-        ...
 
 
 class MeanLength:
@@ -46,16 +42,12 @@ class MeanLength:
 
     def __init__(self, first_guess: float) -> None:
         """first_guess: tokens to predict until a response has ended."""
-        self._tokens, self._count = first_guess, 0
+        self.tokens, self._count = first_guess, 0
 
     def observe(self, num_tokens: int) -> None:
         """Adds a response that ended."""
         self._count = min(self._count + 1, MEAN_OF)
-        self._tokens += (num_tokens - self._tokens) / self._count
-
-    @property
-    def tokens(self) -> float:
-        return self._tokens
+        self.tokens += (num_tokens - self.tokens) / self._count
 
 
 class LengthHistory:

@@ -1,15 +1,32 @@
-"""Named schedules: one YAML file each, shipped or user-defined."""
+"""Named schedules: one YAML file each, shipped or user-defined; and `auto`, whose fields the planner chooses."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles
 from interlace.schedule.schedule import Schedule
 
 FOLDER = Path(__file__).parent / "presets"
 _PRESETS = YamlFiles(kind="schedule", folder=FOLDER)
 preset_names, preset_path = _PRESETS.names, _PRESETS.path
+BOUNDS = ("max_staleness",)
+
+
+def bounding(given: Mapping[str, object]) -> Schedule:
+    """Returns a schedule that contains only the bounds of a later choice. Raises UserError for any other field."""
+    if other := sorted(set(given) - set(BOUNDS)):
+        raise UserError(
+            f"schedule auto chooses every field; {', '.join(other)} cannot be given beside it. {', '.join(BOUNDS)} "
+            "bounds what it may choose; for the rest name a preset, or a file of `interlace plan`."
+        )
+    return Schedule.parse(given, where="schedule auto")
+
+
+def bounds_of(schedule: Schedule) -> dict[str, object]:
+    """Returns the bounds that a schedule of bounding() contains."""
+    return {name: getattr(schedule, name) for name in BOUNDS}
 
 
 def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Schedule:

@@ -8,9 +8,8 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.schedule.concurrency import Adaptive, Concurrency, none_as_null
+from interlace.schedule.concurrency import Adaptive, Concurrency, WholeEpisodes, none_as_null
 from interlace.schedule.dispatch import create_dispatch
-from interlace.schedule.episode_limit import WholeEpisodes
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.roles import (
     HOST,

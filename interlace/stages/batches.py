@@ -107,7 +107,9 @@ class Batches:
         batch.num_empty += taken.num_empty
         for ticket in taken.tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
-        batch.closed = batch.num_missing == 0 or self._has_no_more_groups(batch.step)
+        batch.closed = batch.num_missing == 0 or (
+            self._admission.closed and not self._admission.batcher.num_outstanding(batch.step)
+        )
         if batch.closed:
             batch.groups = self._finish(batch.groups)
         num_returned, self._num_returned = self._num_returned, self._admission.gate.returned
@@ -152,6 +154,3 @@ class Batches:
     def _is_due(self, gid: int, version: int) -> bool:
         ticket = self._admission.ticket(gid)
         return ticket is not None and ticket.deadline <= version
-
-    def _has_no_more_groups(self, step: int) -> bool:
-        return self._admission.closed and not self._admission.batcher.num_outstanding(step)

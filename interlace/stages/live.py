@@ -59,7 +59,6 @@ class LiveSchedule:
         self.pool.membership.follow_placement([each for each in self.pool.drivers if _devices_of(each) in wanted])
 
     def _engines_of(self, schedule: Schedule) -> set[tuple[int, ...]]:
-        """Returns the devices of each engine of a schedule."""
         instances = schedule.instances("rollout", self._cluster.devices)
         return {tuple(device.index for device in instance) for instance in instances}
 

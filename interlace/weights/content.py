@@ -1,21 +1,16 @@
 """Copies tensors into memory to be sent, and hashes the written bytes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 import xxhash
+from torch import Tensor
 from torch.nn import functional as F
 
 from interlace.weights.codecs.base import Parcel, TensorEntry
 from interlace.weights.plan import ALIGNMENT, ITEM_BYTES
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHUNK_BYTES = 1 << 21
 """Bytes that are written and then hashed while they are still in the processor's cache."""

@@ -1,7 +1,5 @@
 """Store for the rendezvous of a process group's two members, over an existing connection."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Sequence

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
 
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Piece, codec_named
@@ -16,9 +18,6 @@ from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
 from interlace.weights.ref import WeightPart, WeightRef
 from interlace.weights.shards import ShapedTensors
 from interlace.weights.transports.base import Held, Lease, Receiver, transport_named
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ReadWeights(ShapedTensors):

@@ -6,21 +6,17 @@ block, so each copy, concatenation and stack maps a block of a saved tensor to a
 from vLLM's sharded transfer, which replays operations; here they become boxes.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from interlace.core.errors import InterlaceError
 from interlace.weights.plan import Box, Shard
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Load = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
 """A loader: maps saved tensors by name to the model's tensors by name."""

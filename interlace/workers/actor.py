@@ -1,12 +1,14 @@
-"""Worker of the trained policy."""
+"""Workers of the trained policy: of every algorithm, and of one that learns from transitions."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
-from interlace.core.types import FloatArray, Metrics, Sample
+from interlace.core.transitions import Learned, TransitionBatch
+from interlace.core.types import FloatArray, IntArray, Metrics, Sample
 from interlace.engines.train import TrainEngine
+from interlace.engines.train.transition_engine import TransitionEngine
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.weights.ref import Place, Route, WeightPart
 from interlace.weights.saved import trace_saved_form
@@ -77,3 +79,31 @@ class ActorWorker(TrainedWorker):
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns log-probs [L] of each sample without the adapter, so that the reference needs no separate model."""
         return self._engine.base_logprobs(samples)
+
+
+class ActorCriticWorker(ActorWorker):
+    """An actor that also learns from transitions. Its update needs the whole state at once, unlike an actor's."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        make_engine: "Callable[[WorkerContext], tuple[TransitionEngine, PreTrainedTokenizerBase]]",
+    ) -> None:
+        super().__init__(context, make_engine)
+        assert isinstance(self._engine, TransitionEngine)
+        self._learner = self._engine
+
+    @operation(bin="train")
+    def learn(
+        self, context_ids: IntArray, batches: Sequence[TransitionBatch], weights: Sequence[FloatArray] = ()
+    ) -> Learned:
+        """Makes one update of an off-policy algorithm for each batch. Returns the means of its metrics.
+
+        weights: [B] of each batch, and then the result has the errors; if empty, all weights are 1.
+        """
+        errors = []
+        for place, batch in enumerate(batches):
+            self._learner.learn(context_ids, batch, weights[place] if weights else None)
+            if weights:
+                errors.append(self._learner.last_errors())
+        return Learned(metrics=self._learner.collect_learned_metrics(), errors=errors)

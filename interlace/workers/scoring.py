@@ -23,11 +23,9 @@ class ScoringService(Protocol):
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns the log-prob of each token after the first of each sequence. Raises ServiceError if it is lost."""
-        ...
 
     def recover(self) -> str:
         """Restores a lost service. Returns the reason if that failed, else an empty text."""
-        ...
 
     def close(self) -> None: ...
 

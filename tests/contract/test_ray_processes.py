@@ -135,7 +135,7 @@ def test_how_a_child_ended_is_still_known() -> None:
 def test_a_child_that_cannot_be_reached_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from interlace.runtime.ray import children
+    from interlace.runtime.ray import cluster as ray_cluster
     from interlace.runtime.ray.actor import Endpoint
 
     found: list[Endpoint] = []
@@ -146,9 +146,9 @@ def test_a_child_that_cannot_be_reached_is_ended(monkeypatch: pytest.MonkeyPatch
     async def body(cluster: Cluster) -> None:
         get = ray.get
         monkeypatch.setattr(ray, "get", lambda *args, **kwargs: found.append(get(*args, **kwargs)) or found[-1])
-        monkeypatch.setattr(children.socket, "create_connection", refuse)
+        monkeypatch.setattr(ray_cluster.socket, "create_connection", refuse)
         with pytest.raises(OSError, match="nobody answers there"):
-            children.place_child("child", time.sleep, (0.0,))
+            ray_cluster.place_child("child", time.sleep, (0.0,))
         monkeypatch.undo()
         assert is_gone(found[0].process), "while the run continues"
 

@@ -27,14 +27,12 @@ class EnvironmentConfig(EpisodeConfig):
     """Your class as package.module:Class; each episode gets a separate object. `reset(row)` returns the first messages,
     or None for the prompt's. `step(message)` takes the model's message and returns (new messages, reward of the turn,
     whether the episode is over). Both may be async. An attribute `tools` is shown to the model. After `max_turns` turns
-    the episode ends with the rewards so far.
-    """
+    the episode ends with the rewards so far."""
     verifiers: str | None = None
     """Name of an installed environment package of `verifiers`. It runs unchanged, through the session server."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the class or of the package: arguments of load_environment (0.3), or fields of the environment's
-    configuration, such as `taskset` and `agent` (0.4).
-    """
+    configuration, such as `taskset` and `agent` (0.4)."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

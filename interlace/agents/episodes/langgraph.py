@@ -21,8 +21,7 @@ class LangGraphConfig(EpisodeConfig):
 
     graph: str
     """Your function as package.module:function, called as function(model) with a LangChain chat model. It returns a
-    compiled graph, or any object with `ainvoke`, whose state has `messages`.
-    """
+    compiled graph, or any object with `ainvoke`, whose state has `messages`."""
     max_graph_steps: int = 25
     """Recursion limit of a graph, in steps; a longer run fails the sample."""
 
@@ -62,8 +61,7 @@ class GraphEpisode:
         channels = getattr(self._graph, "output_channels", ())
         self._brings_reward = "reward" in ([channels] if isinstance(channels, str) else channels)
         """True if the graph's state has a `reward`, or an earlier episode brought one: an object that is no graph of
-        LangGraph declares no state.
-        """
+        LangGraph declares no state."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         from interlace.agents.chat_model import CLIENT, ModelClient

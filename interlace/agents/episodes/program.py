@@ -39,32 +39,25 @@ class ProgramConfig(EpisodeConfig):
 
     command: tuple[str, ...] = ()
     """Command and its arguments; `{column}` in an argument is replaced by the row's value, `{prompt}` by the question's
-    text. `python` is the interpreter that runs interlace. The row is passed as JSON on standard input.
-    """
+    text. `python` is the interpreter that runs interlace. The row is passed as JSON on standard input."""
     function: str | None = None
     """Your function as package.module:function, called as function(row, base_url, api_key): a mapping and two texts. A
-    sync function runs on a thread, which cannot be stopped; after its time limit its requests are refused.
-    """
+    sync function runs on a thread, which cannot be stopped; after its time limit its requests are refused."""
     result: Literal["text", "exit"] = "text"
     """Reward of a command that has set none. text: the recipe's reward scores its output. exit: 1 for exit status 0,
-    else 0.
-    """
+    else 0."""
     distribution: Literal["run", "client"] = "run"
     """run: the recipe's temperature, top_p and so on apply, regardless of the program's requests. client: the program's
-    settings apply; they must be the ones that the recipe trains with.
-    """
+    settings apply; they must be the ones that the recipe trains with."""
     drain_patience_s: float = Field(default=PATIENCE_S, ge=0)
     """Seconds that a request waits while the schedule drains engines before a weight update. A request that would wait
-    longer gets 503 with Retry-After; clients then retry, OpenAI's twice.
-    """
+    longer gets 503 with Retry-After; clients then retry, OpenAI's twice."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables of a command. It inherits the run's environment, except names that look like
-    secrets.
-    """
+    secrets."""
     shown_tools: tuple[str | dict[str, JsonValue], ...] = ()
     """Tools in the program's requests, each a mapping in OpenAI's format, or its package.module:Name. Warm-up examples
-    contain them, so that the model knows them when the program runs.
-    """
+    contain them, so that the model knows them when the program runs."""
     stdout_bytes: int = Field(default=1 << 20, ge=1)
     """Bytes kept of a command's output; the rest is read and dropped."""
 
@@ -154,7 +147,8 @@ class Program:
             program_groups().add(process.pid)  # a group has the number of its first process
             await _wait_for_exit(process)
         finally:
-            _kill_group(process)  # remaining child processes may keep its output open
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # remaining child processes may keep its output open
             program_groups().remove(process.pid)
             await _end_streams(process, talk)
             status = await process.wait()
@@ -255,8 +249,3 @@ async def _wait_for_exit(process: "asyncio.subprocess.Process") -> None:
     finally:
         loop.remove_reader(handle)
         os.close(handle)
-
-
-def _kill_group(process: "asyncio.subprocess.Process") -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

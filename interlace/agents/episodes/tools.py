@@ -32,8 +32,7 @@ class ToolsConfig(EpisodeConfig):
     """Largest number of concurrent calls per turn; each further call is answered with an error."""
     tool_timeout_s: float = Field(default=30.0, gt=0)
     """Time limit of a call, in seconds, without the wait for a free run of the tool `python`. The model then reads an
-    error; a running thread cannot be stopped and continues. Also limits close() of a tool class.
-    """
+    error; a running thread cannot be stopped and continues. Also limits close() of a tool class."""
     max_answer_chars: int = Field(default=8192, ge=1)
     """Largest number of characters of a tool's result that the model reads."""
     cut_at: Literal["start", "middle", "end"] = "end"

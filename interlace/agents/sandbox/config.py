@@ -15,8 +15,7 @@ class SandboxConfig(Config):
 
     sandbox: Literal["strict", "available"] = "strict"
     """strict: a run is refused at its start if this machine cannot provide every guard. available: code runs with the
-    guards that the machine provides, and the missing ones are reported.
-    """
+    guards that the machine provides, and the missing ones are reported."""
     timeout_s: float = Field(default=10.0, gt=0)
     """Wall seconds of one run of code; then all its processes are killed."""
     cpu_s: int = Field(default=10, ge=1)

@@ -78,7 +78,6 @@ class Control(Protocol):
 
     async def command(self, verb: str) -> dict[str, JSON]:
         """Executes a verb. Raises ApiError for an unknown one."""
-        ...
 
 
 class SessionServer:

@@ -78,11 +78,9 @@ class TextCodec(Protocol):
 
         Raises UserError for a text that exceeds the longest context.
         """
-        ...
 
     def spell(self, token_id: int) -> bytes:
         """Returns the bytes of a token. They may be a part of a character."""
-        ...
 
 
 def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:

@@ -21,13 +21,7 @@ from interlace.agents.server.ask import (
 from interlace.agents.server.body import Body
 from interlace.agents.server.dialect import AnswerStream, Dialect, Event
 from interlace.agents.server.errors import ApiError
-from interlace.agents.server.requests import (
-    MOST_CHOICES,
-    ChatRequest,
-    CompletionRequest,
-    GenerateRequest,
-    Ids,
-)
+from interlace.agents.server.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerateRequest, Ids
 from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message
 from interlace.core.types import JSON, IntArray

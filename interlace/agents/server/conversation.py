@@ -16,6 +16,7 @@ from interlace.agents.server.ask import Answers, Ask, make_shown_message, merge_
 from interlace.agents.server.errors import ApiError
 from interlace.agents.shown_messages import ShownMessages
 from interlace.core.messages import Message
+from interlace.core.tasks import cancel_tasks
 from interlace.rollouts.base import Session, TurnDraft, TurnOptions
 
 _KEPT_ANSWERS = 256
@@ -116,10 +117,7 @@ class Retries:
         return [asked.task for asked in self._asked.values() if not asked.task.done()]
 
     async def close(self) -> None:
-        tasks = self.in_flight
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_tasks(self.in_flight)
 
 
 def digest_of(path: str, body: bytes, number: int | None) -> str:

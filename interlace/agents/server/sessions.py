@@ -19,11 +19,9 @@ class Visitors(Protocol):
 
     def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
         """Opens a session. seed: seed of its sampling noise; None generates one."""
-        ...
 
     def busy_s(self) -> float | None:
         """Returns the seconds after which a client may try again, while no request is taken; else None."""
-        ...
 
 
 class Sessions:
@@ -34,8 +32,7 @@ class Sessions:
         self._api_key, self._visitors = api_key, visitors
         self._open: dict[str, Conversation] = {}
         """Sessions by key. An ended session stays until its owner removes it, or, if a client opened it, until
-        KEPT_SESSIONS later ones have ended.
-        """
+        KEPT_SESSIONS later ones have ended."""
         self._ended: deque[str] = deque()
         """Keys of ended sessions of clients, oldest first."""
 

@@ -31,7 +31,6 @@ class Tool(Protocol):
 
     async def call(self, arguments: Mapping[str, JSON]) -> object:
         """Returns the result; a value other than text is converted to JSON. An exception is shown to the model."""
-        ...
 
 
 @runtime_checkable
@@ -40,7 +39,6 @@ class QueuedTool(Tool, Protocol):
 
     def place(self) -> AbstractAsyncContextManager[object]:
         """Waits for a free place, within which call() runs. The wait does not count for the time limit of the call."""
-        ...
 
 
 class ToolSource(ABC):

@@ -5,12 +5,9 @@ anything else, such as time and interrupts, are made by the first rank for all r
 """
 
 import time
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh
 
 
 class Agreement:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from torch import Tensor
+
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
@@ -24,7 +26,6 @@ from interlace.weights.ref import UpdateMode
 from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 Generated: TypeAlias = tuple[str, Sequence[int], Sequence[float], FinishReason | None]
@@ -183,14 +184,10 @@ class ExternalEngine:
     gives_up_parts = False
 
     def __init__(self, backend: EngineBackend) -> None:
-        self._backend, self._live, self._version = backend, LiveRequests(), 0
+        self._backend, self._live, self.version = backend, LiveRequests(), 0
         self._paused = False
         self._away: set[str] = set()
         """Parts of the state that are off the device."""
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def submit(self, request: Request) -> None:
         self._live.add(request)
@@ -205,7 +202,7 @@ class ExternalEngine:
         new_tokens = 0
         if len(self._live) and not self._paused and not self._away:
             for name, token_ids, logprobs, ended in self._backend.advance(self._live):
-                self._live.extend(name, token_ids, logprobs, self._version)
+                self._live.extend(name, token_ids, logprobs, self.version)
                 new_tokens += len(token_ids)
                 if ended is not None:
                     finished.append(self._live.end(name, ended))
@@ -250,7 +247,7 @@ class ExternalEngine:
     def _replace(self, weights: NamedWeights, version: int, mode: UpdateMode) -> None:
         check_mode(mode)
         self._backend.swap(weights)
-        self._version = version
+        self.version = version
         if mode == "recompute":
             for partial in self.abort():
                 self.submit(partial.resumed)

@@ -6,9 +6,9 @@ the engine does not start. So the size changes no result, unless weights change 
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
@@ -16,9 +16,6 @@ from interlace.core.host_memory import available_bytes
 from interlace.engines.rollout.config import AUTO_TOKENS, KVNeeds, NativeConfig
 from interlace.engines.rollout.kv_store import BLOCK, STORES
 from interlace.models.size import context_length, model_size
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 GPU_SHARE, CPU_SHARE = 0.9, 0.25
 """Share of a device's free memory for the KV cache. A host also serves other programs."""

@@ -1,10 +1,9 @@
 """Named weights whose shapes are known before any tensor is read."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 class NamedWeights(Protocol):

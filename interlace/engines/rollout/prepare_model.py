@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
@@ -38,10 +38,6 @@ from interlace.models.length_changes import (
     probe_ids,
 )
 from interlace.models.tensor_parallel import gather_logits, share_layers
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
 
 _SPARE_CELLS = PAD_ROWS[-1]
 """Cells for padding tokens and for the tokens of a probe."""

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import Metrics, Request, Response, SampleKey
-from interlace.weights.ref import Place, UpdateMode, WeightRef
+from interlace.weights.ref import AdapterBase, Place, UpdateMode, WeightRef
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.weights.reader import WeightReader
-    from interlace.weights.ref import AdapterBase
 
 SwitchMode = Literal["offload", "recompute"]
 """Treatment of the KV cache when the device changes hands: moved to the host and back, or computed again."""

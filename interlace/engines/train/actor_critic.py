@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from interlace.core.random import stable_hash
 from interlace.engines.train.ensemble import Ensemble
@@ -18,8 +18,6 @@ from interlace.engines.train.transition_engine import ContextRow, Learnt, Transi
 from interlace.models.action_head import SquashedHead
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from interlace.algorithms.sac import SAC, SACSettings
     from interlace.core.types import FloatArray, Metrics
 

@@ -5,20 +5,14 @@ and the denominator is a sum over samples. So gradients can be accumulated unnor
 once when the minibatch closes: the result does not depend on the split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from interlace.core.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from interlace.core.training import Aggregation
+from interlace.core.training import Aggregation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,5 @@
 """Settings of the train engines: the recipe's sections `actor`, `critic` and `optimizer`. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeAlias

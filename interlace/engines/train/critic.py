@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from interlace.core.errors import UserError
-from interlace.engines.train.config import TOKENS_PER_MICROBATCH
+from interlace.engines.train.config import TOKENS_PER_MICROBATCH, CriticConfig
 from interlace.engines.train.packed_engine import TrainedEngine
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from interlace.core.types import FloatArray, Metrics, Sample
-    from interlace.engines.train.config import CriticConfig
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
 

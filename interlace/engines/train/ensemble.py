@@ -10,11 +10,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from interlace.algorithms.replayed import ReplayedSettings
 
 STATISTICS_DECAY, STATISTICS_EPSILON = 0.99, 1e-3

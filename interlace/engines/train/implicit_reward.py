@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from interlace.engines.train.config import TOKENS_PER_MICROBATCH
+from interlace.engines.train.config import TOKENS_PER_MICROBATCH, CriticConfig
 from interlace.engines.train.packed_engine import TrainedEngine
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from interlace.core.types import FloatArray, Sample
-    from interlace.engines.train.config import CriticConfig
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
 

@@ -3,19 +3,14 @@
 If each rank of a mesh computes some columns of the logits, the ranks exchange four numbers per token.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from interlace.models.collectives import gather_parts
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from interlace.models.tensor_parallel import VocabularyPart
+from interlace.models.tensor_parallel import VocabularyPart
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18}
 """Logits processed at a time, by kind of device. On a CPU they fit into the caches, which is 2 to 4 times as fast."""

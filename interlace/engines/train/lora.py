@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
@@ -29,7 +29,6 @@ from interlace.weights.shards import local_part, shards_of
 
 if TYPE_CHECKING:
     import peft
-    from torch import Tensor
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
 

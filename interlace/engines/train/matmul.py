@@ -6,27 +6,21 @@ processors MKL uses them too, and small products take less time: oneDNN generate
 every micro-batch has another number of tokens.
 """
 
-from __future__ import annotations
-
 import platform
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FASTER_FROM = 1 << 20
 """Multiplications of a product, below which oneDNN takes longer to find its kernel than MKL takes to compute."""
 LARGEST_OF_MKL = 512
 """Largest side of a weight that Intel's processors multiply by MKL. MKL's bits for a row depend on the number of rows
 in longer sums, and in sums of any length if there are fewer than 16 rows. The bits of the gradients of a weight depend
-on the number of threads from about 2,000 rows on.
-"""
+on the number of threads from about 2,000 rows on."""
 
 
 def use_fast_products(model: nn.Module) -> None:

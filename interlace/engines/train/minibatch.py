@@ -6,18 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import mul
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from interlace.core.training import MAX_LOG_RATIO
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from interlace.core.training import LossInputs, LossOutputs
-    from interlace.core.types import Metrics
-    from interlace.engines.train.ranks import Ranks
+from interlace.core.training import MAX_LOG_RATIO, LossInputs, LossOutputs
+from interlace.core.types import Metrics
+from interlace.engines.train.ranks import Ranks
 
 SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)

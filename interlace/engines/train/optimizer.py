@@ -1,22 +1,16 @@
 """AdamW with gradient clipping and a learning-rate schedule over optimizer steps."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, nn
 
+from interlace.engines.train.config import OptimizerConfig
 from interlace.engines.train.ranks import whole_tensor
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from interlace.engines.train.config import OptimizerConfig
-    from interlace.models.residence import Move
-
+from interlace.models.residence import Move
 
 LARGEST_CHANGE = 256.0
 """Largest factor by which one update may change the weights, in root mean squares. Beyond it, the old weights are

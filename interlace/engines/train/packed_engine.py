@@ -12,16 +12,25 @@ import torch
 from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.core.trajectory import mark_predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
-from interlace.engines.train.config import SpeedupConfig
+from interlace.engines.train.config import OptimizerConfig, SpeedupConfig, TrainedConfig
 from interlace.engines.train.export import list_named_weights, model_files
 from interlace.engines.train.minibatch import Minibatch, MinibatchReport, merge_metrics
 from interlace.engines.train.optimizer import Optimizer
 from interlace.engines.train.packed_model import PackedModel
-from interlace.engines.train.packing import PlanQueue, SamplePlan, collate, placeholder, share_row, split_samples
+from interlace.engines.train.packing import (
+    Columns,
+    MicroBatch,
+    PlanQueue,
+    SamplePlan,
+    collate,
+    placeholder,
+    share_row,
+    split_samples,
+)
 from interlace.engines.train.prefetch import prefetch
 from interlace.engines.train.probes import check_backward, check_router_loss
 from interlace.engines.train.ranks import Ranks
-from interlace.models.residence import Residence
+from interlace.models.residence import Move, Residence
 from interlace.weights.shards import local_part
 
 if TYPE_CHECKING:
@@ -31,9 +40,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
-    from interlace.engines.train.config import OptimizerConfig, TrainedConfig
-    from interlace.engines.train.packing import Columns, MicroBatch
-    from interlace.models.residence import Move
 
 
 class PackedEngine:

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from interlace.core.types import Prompt, Sample, SampleKey, Segment
+from interlace.core.types import BoolArray, FloatArray, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prefetch import on_device
 from interlace.engines.train.row_share import RowShare
-from interlace.engines.train.trie import Trie, branch_lengths, num_own_tokens, num_prompt_tokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from interlace.core.types import BoolArray, FloatArray
-    from interlace.engines.train.trie import Places
+from interlace.engines.train.trie import Places, Trie, branch_lengths, num_own_tokens, num_prompt_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

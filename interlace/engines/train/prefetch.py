@@ -1,17 +1,13 @@
 """Makes micro-batches ahead of the computed one, so that their layout and their copies take no extra time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

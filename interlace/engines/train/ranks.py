@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from interlace.engines.train.config import MeshShape
 from interlace.models.expert_parallel import expert_modules
@@ -27,7 +27,6 @@ from interlace.weights.saved import load_without_content
 from interlace.weights.shards import local_part
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed import Store  # type: ignore[attr-defined]  # documented, and not listed
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule

@@ -12,8 +12,8 @@ import torch
 
 from interlace.core.errors import UserError
 from interlace.core.trajectory import count_common
-from interlace.core.types import Prompt, Sample, SampleKey, Segment
-from interlace.engines.train.checkpoint import host_copy
+from interlace.core.types import IntArray, Prompt, Sample, SampleKey, Segment
+from interlace.engines.train.checkpoint import Files, host_copy
 from interlace.engines.train.critic import critic_model
 from interlace.engines.train.engine import TrainEngine
 from interlace.engines.train.export import ModelFiles
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from interlace.core.types import IntArray
-    from interlace.engines.train.checkpoint import Files
     from interlace.engines.train.packing import MicroBatch
 
 HEAD = "score"

@@ -5,16 +5,12 @@ heads of its part of the tokens and gets all tokens for its part of the heads, a
 rank does, and sends the result back. Log-probs are then combined, so that each rank computes the loss of the whole row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from interlace.models.collectives import add_up, exchange_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,18 +1,12 @@
 """Supervised fine-tuning as one more loss of the train engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interlace.core.training import LossFn, LossInputs, LossOutputs
-from interlace.core.types import Prompt, Sample, SampleKey, Segment
-
-if TYPE_CHECKING:
-    from interlace.core.types import BoolArray, IntArray
+from interlace.core.types import BoolArray, IntArray, Prompt, Sample, SampleKey, Segment
 
 
 def sft_loss(inputs: LossInputs) -> LossOutputs:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from interlace.core.types import Sample, Segment
+from interlace.core.types import FloatArray, Prompt, Sample, Segment
 from interlace.engines.train.engine import LogprobEngine
 from interlace.models.size import context_length
 from interlace.models.stop_tokens import find_end_of_turn
@@ -23,7 +23,6 @@ from interlace.models.token_text import Chunk, align_tokens, spell_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from interlace.core.types import FloatArray, Prompt
     from interlace.engines.train.config import TrainConfig
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
@@ -32,7 +32,6 @@ from interlace.models.number_ids import numbers_to_ids
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.algorithms.replayed import ReplayedAlgorithm

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interlace.core.trajectory import branches, depths
-from interlace.core.types import PROMPT
+from interlace.core.types import PROMPT, Inputs, IntArray, Sample
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from interlace.core.types import Inputs, IntArray, Sample
-
-    Places: TypeAlias = NDArray[np.int64]
-    """In a row of tokens."""
+Places: TypeAlias = NDArray[np.int64]
+"""In a row of tokens."""
 
 NOTHING = -1
 """Place from which the first token of a context is predicted: none."""
@@ -93,7 +89,6 @@ class _Row:
     """A row under construction."""
 
     given: list[SegmentArrays] = field(default_factory=list)
-
     token_ids: list[IntArray] = field(default_factory=list)
     positions: list[Places] = field(default_factory=list)
     size: int = 0

@@ -16,8 +16,7 @@ USABLE_SHARE = 0.9
 """Share of a device's memory that training may use; the rest is the context of the driver and fragments."""
 ROWS_PER_TOKEN = 17
 """Numbers of the hidden size that a layer keeps of a token for its backward pass (Korthikanti et al., arXiv 2205.05198,
-eq. 2: 34 bytes in bf16, with attention that stores no scores).
-"""
+eq. 2: 34 bytes in bf16, with attention that stores no scores)."""
 TENSORS = CONTEXTS = (1, 2, 4, 8)
 EXPERTS = (1, 2, 4, 8, 16, 32, 64)
 MICROBATCHES = (2048, 4096, 8192, 16384, 32768, 65536, 131072)

@@ -4,8 +4,12 @@ The trace contains the calls of engines, training and publication; metrics and s
 each kind of call are fitted to these, and then all costs to the times of the run's steps, as in a measured profile.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +20,6 @@ from interlace.forecast.profile.profile import device_name
 from interlace.forecast.profile.rollout import rising
 from interlace.forecast.profile.samples import lengths_of, sizes_of
 from interlace.forecast.profile.steps import FEWEST, FILLING, StepTimes, fit_profile, waiting_s
-from interlace.forecast.profile.trace_slices import ReadTrace, Slice, read_trace
 from interlace.forecast.profile.types import (
     InferenceCosts,
     Lengths,
@@ -30,13 +33,94 @@ from interlace.models.loading import empty_model
 from interlace.models.size import model_size
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS, TraceEvents
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import Recipe, is_offline
 from interlace.run.recipe.load import load_recipe
+from interlace.runtime.timeline import Span, StepRecord
 from interlace.workers.rollout import MIN_CALL_S
 
 OPTIMIZER_BYTES = 16
 """Bytes per trained parameter in float32: the parameter, its gradient and two moments."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """One operation of one rank."""
+
+    span: Span
+    """Time span of the operation. Its devices are only counted: their numbers are placeholders."""
+    args: Mapping[str, Any]
+    """Other arguments of the operation in the trace."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the operation."""
+        return self.span.end_s - self.span.start_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadTrace:
+    """Operations and steps of a trace, in order of time."""
+
+    slices: Sequence[Slice]
+    steps: Sequence[StepRecord]
+    note: str = ""
+    """Note on damaged lines, or empty."""
+
+    def of(self, role: str, *operations: str, after_step: int = 0) -> list[Slice]:
+        """Returns a role's operations of these names, in training steps after `after_step`."""
+        return [
+            each
+            for each in self.slices
+            if each.span.role == role and each.span.operation in operations and each.span.step > after_step
+        ]
+
+
+def read_trace(path: Path) -> ReadTrace:
+    """Reads a trace. Raises UserError if the file does not exist; see TraceEvents."""
+    if not path.is_file():
+        raise UserError(f"there is no {path}: the run was made with logging.timeline=false. Measure with a recipe.")
+    read = TraceEvents.read(path)
+    events = read.events
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    work = [event for event in events if event["ph"] in ("X", "b")]
+    # A device's slice does not name its rank, so devices are divided among equal operations that started together.
+    devices = Counter((event["name"], event["ts"]) for event in work if event["pid"] == DEVICE_PROCESS)
+    ranks = Counter((event["name"], event["ts"]) for event in work if event["pid"] == WORKER_PROCESS)
+    slices = [
+        _make_slice(event, track, devices[when] // ranks[when], ends)
+        for event in work
+        if event["pid"] == WORKER_PROCESS
+        and (track := tracks.get((event["pid"], event["tid"])))
+        and (when := (event["name"], event["ts"]))
+    ]
+    steps = [
+        StepRecord(step=e["args"]["step"], start_s=e["ts"] / 1e6, end_s=(e["ts"] + e["dur"]) / 1e6, counts={})
+        for e in work
+        if e["pid"] == RUN_PROCESS
+    ]
+    return ReadTrace(slices=slices, steps=steps, note=read.note)
+
+
+def _make_slice(event: Mapping[str, Any], track: str, num_devices: int, ends: Mapping[int, float]) -> Slice:
+    group, _, rank = track.partition(" rank ")
+    end_us = event["ts"] + event["dur"] if event["ph"] == "X" else ends.get(event["id"], event["ts"])
+    args = event["args"]
+    span = Span(
+        start_s=event["ts"] / 1e6,
+        end_s=end_us / 1e6,
+        devices=tuple(range(num_devices)),
+        group=group,
+        rank=int(rank or 0),
+        operation=event["name"].partition(".")[2],
+        cause=args.get("cause", ""),
+        step=args["step"],
+        version=args.get("version", 0),
+        bin=args.get("bin"),
+    )
+    return Slice(span=span, args=args)
 
 
 def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:

@@ -83,8 +83,7 @@ SPREAD = MeasuredLayout(
     name="engines on all devices, other roles on the last", schedule=lambda count: _place_roles("all", str(count - 1))
 )
 """Any two roles that may overlap in a run can do so here. The recipe's schedule determines the sharing of devices, but
-not the costs of an instance.
-"""
+not the costs of an instance."""
 SHARED = MeasuredLayout(name="roles share all devices", schedule=lambda _: _place_roles("all", "all"))
 APART = MeasuredLayout(name="training beside generation", schedule=_place_apart)
 

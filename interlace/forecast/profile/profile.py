@@ -2,14 +2,18 @@
 
 import asyncio
 import platform
+import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 from interlace.core.types import Prompt, Sample, SamplingParams
 from interlace.data.loading import PromptSet
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
-from interlace.forecast.profile.envs import measure_envs
 from interlace.forecast.profile.episodes import draw_episodes
 from interlace.forecast.profile.layouts import SPREAD, MeasuredLayout, fit_layouts
 from interlace.forecast.profile.pairs import measure_interference
@@ -29,6 +33,9 @@ from interlace.forecast.profile.types import (
 from interlace.forecast.recipe_check import AcceptsHere
 from interlace.observe.progress import ProgressView
 from interlace.robots.env_stage import simulators_of
+from interlace.robots.envs.fleet import EnvFleet
+from interlace.rollouts.envs.episode import EnvEpisode
+from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 from interlace.run.clusters.base import back_end, run_on
 from interlace.run.host import envs_of, sampling_of
@@ -47,8 +54,49 @@ NO_STEP = 1e-12
 """Learning rate that leaves the weights unchanged."""
 SHARES = {"samples": 0.1, "rollout": 0.2, "reward": 0.05, "whole steps": 0.15}
 """Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are skipped. "Whole
-steps" run on four clusters if there are several devices.
-"""
+steps" run on four clusters if there are several devices."""
+
+
+ROUNDS = 8
+"""Timed chunks per number of environments, if the time allows."""
+
+
+async def measure_envs(envs: EnvFleet, *, num_envs: int, processes: int, chunk: int, budget_s: float) -> EnvCosts:
+    """Measures environments on the host, with random actions; rendering is included if the observations are pictures.
+
+    num_envs: environments of the recipe. processes: parallel simulator processes. chunk: actions per chunk. budget_s:
+    approximate seconds; each number of environments is timed at least once.
+    """
+    until_s, resets = time.perf_counter() + budget_s, list[float]()
+    chunks: list[tuple[int, float]] = []
+    for size in sorted({1, max(1, num_envs // 4), num_envs}):
+        seconds = [await _measure_round(envs, size, chunk, resets)]
+        while len(seconds) < ROUNDS and time.perf_counter() < until_s:
+            seconds.append(await _measure_round(envs, size, chunk, resets))
+        # A chunk in several environments takes at least as long as in one; a shorter time is noise.
+        chunks.append((size, max(median(seconds), chunks[-1][1] if chunks else 0.0)))
+    return EnvCosts(chunks=tuple(chunks), reset_s=median(resets), host_processes=processes)
+
+
+async def _measure_round(envs: EnvFleet, size: int, chunk: int, resets: list[float]) -> float:
+    """Resets `size` environments and steps them together. Returns the seconds of the chunk; appends to `resets`."""
+    async with AsyncExitStack() as stack:
+        began_s = time.perf_counter()
+        starts = [Start(task=0, init_state=number) for number in range(size)]
+        episodes = await asyncio.gather(*(stack.enter_async_context(envs.episode(start)) for start in starts))
+        reset_s = time.perf_counter()
+        resets.append((reset_s - began_s) / size)
+        await asyncio.gather(
+            *(episode.chunk_step(_actions(episode, chunk, seed)) for seed, episode in enumerate(episodes))
+        )
+        return time.perf_counter() - reset_s
+
+
+def _actions(episode: EnvEpisode, chunk: int, seed: int) -> np.ndarray:
+    """Draws the actions of a chunk, [K, A], within the limits of the environment."""
+    spec = episode.spec.action
+    drawn = np.random.default_rng(seed).uniform(spec.low, spec.high, size=(chunk, len(spec.low)))
+    return drawn.astype(np.float32)
 
 
 def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:

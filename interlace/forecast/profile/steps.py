@@ -36,8 +36,7 @@ FILLING = 2
 BISECTIONS = 12
 MOST_CALLS = 2
 """Largest controller time per sample, in calls of the reward: a sample takes a few iterations of the controller's loop.
-Only for steps whose controller time was not measured.
-"""
+Only for steps whose controller time was not measured."""
 TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution, divided by the median distance from its median."""
 

@@ -24,8 +24,7 @@ def speed_up(num_devices: int, efficiency: float) -> float:
 
 Scaling: TypeAlias = tuple[tuple[int, float], ...]
 """(devices, speed relative to one device), measured or stated, by increasing number of devices. Interpolated linearly
-in the logarithm of the number, constant after the last point.
-"""
+in the logarithm of the number, constant after the last point."""
 
 
 def _check_scaling(name: str, scaling: Scaling) -> None:
@@ -57,7 +56,6 @@ class StateCosts(Config):
     offload_s: float = Field(default=0.0, ge=0)
     efficiency: float = Field(default=0.9, ge=0.5, le=1)
     """Share of the speed that is kept at each doubling of devices; at 0.5 an instance is no faster on several."""
-
     scaling: Scaling = ()
     """Speed of n devices relative to one, measured or stated. If set, it replaces `efficiency`."""
 
@@ -95,8 +93,7 @@ class RolloutCosts(StateCosts):
     """Seconds per decode step for each cached token that attention reads."""
     context_scaling: Scaling = ()
     """Speed of n devices for reading cached tokens, whose key-value heads are divided among the devices. If empty, the
-    same as for other work.
-    """
+    same as for other work."""
     call_s: float = Field(default=0.0, ge=0)
     """Seconds of a serve call in addition to its decode steps."""
     min_call_s: float = Field(default=0.0, ge=0)
@@ -105,8 +102,7 @@ class RolloutCosts(StateCosts):
     """Additional seconds of a serve call that accepts requests, independent of their number and length."""
     sequence_s: float = Field(default=0.0, ge=0)
     """Seconds for each sequence that begins to run, including the return of its response. A request that waits in the
-    engine takes none: `abort_resume` withdraws and submits all of them at each publication.
-    """
+    engine takes none: `abort_resume` withdraws and submits all of them at each publication."""
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
     """Capacity of one device's KV cache, in tokens."""
@@ -116,8 +112,7 @@ class RolloutCosts(StateCosts):
     """Largest number of sequences that decode concurrently."""
     eviction: Literal["fewest_tokens", "least_recent"] = "fewest_tokens"
     """Eviction of contexts between two turns. fewest_tokens: whole contexts, the smallest first, as the native engine
-    does. least_recent: the least recently used tokens, also of ended samples (the prefix cache of vLLM).
-    """
+    does. least_recent: the least recently used tokens, also of ended samples (the prefix cache of vLLM)."""
     update_s: float = Field(default=0.0, ge=0)
     """Seconds to replace all weights."""
     max_devices: int = Field(default=0, ge=0)
@@ -204,8 +199,7 @@ class RewardCosts(Config):
     """Mean share of right answers."""
     solve_spread: float = Field(default=0.3, ge=0, le=1)
     """Spread of the solve rate over prompts. At 0, all prompts have the mean rate; at 1, each is always or never
-    solved.
-    """
+    solved."""
     fail_share: float = Field(default=0.0, ge=0, le=1)
     """Share of answers whose scoring fails."""
 
@@ -225,12 +219,10 @@ class Lengths(Config):
     """Share of responses that always reach max_new_tokens, because they repeat themselves."""
     quantiles: tuple[float, ...] = ()
     """Response lengths at evenly spaced probabilities from 0 to 1. If set, they replace `median` and `cap_share`, and
-    the two sigmas only determine the prompt's share of the variance.
-    """
+    the two sigmas only determine the prompt's share of the variance."""
     rank_correlation: float = Field(default=0.0, ge=0, le=1)
     """Spearman's rank correlation of predicted and true response lengths. At 0, dispatch by length has no useful
-    prediction; at 1, it has the true lengths.
-    """
+    prediction; at 1, it has the true lengths."""
 
 
 class EnvCosts(StateCosts):
@@ -240,7 +232,6 @@ class EnvCosts(StateCosts):
 
     bound: Literal["device", "host"] = "device"
     """Resource that limits the simulators. Simulators that are bound by processor cores cannot be placed on devices."""
-
     chunks: tuple[tuple[int, float], ...] = Field(min_length=1)
     """(environments, seconds of a chunk in all of them), by increasing number of environments; linear in between."""
     reset_s: float = Field(default=0.0, ge=0)
@@ -249,8 +240,7 @@ class EnvCosts(StateCosts):
     """Parallel simulator processes on the host."""
     processes_per_device: int = Field(default=0, ge=0)
     """Parallel simulator processes per device, if the host grows with the cluster. If 0, `host_processes` on any
-    cluster.
-    """
+    cluster."""
 
     @model_validator(mode="after")
     def _check_chunk_points(self) -> Self:
@@ -281,8 +271,7 @@ class Turns(Config):
     """Quantiles of the seconds between two turns: the episode's code and its tools."""
     tools: Literal["asynchronous", "synchronous"] = "asynchronous"
     """synchronous: tools run as a batch. They start when all episodes have ended their turns, and the next turns begin
-    when the last tool has ended.
-    """
+    when the last tool has ended."""
     reward: float = Field(default=0.5, ge=0, le=1)
     """Share of right episodes, if the episode provides the reward."""
 
@@ -319,8 +308,7 @@ class Profile(Config):
     """Pool of a virtual cluster, as placements name it."""
     kinds: Mapping[str, "Profile"] = {}
     """Costs on the other kinds of devices of a mixed cluster, by pool. Lengths, rewards and controller costs of the
-    first profile apply to the whole cluster.
-    """
+    first profile apply to the whole cluster."""
     model: str = ""
     """Model of the workers, as a recipe names it; empty if unknown."""
     sizes: RunSizes | None = None
@@ -332,8 +320,7 @@ class Profile(Config):
     device_memory_bytes: int = Field(ge=1)
     links: Links | None = None
     """Links of the cluster. If None, moving weights and samples takes only `export_s` and `update_s`. In a mixed
-    cluster, the first profile's links apply.
-    """
+    cluster, the first profile's links apply."""
     rollout: RolloutCosts
     actor: TrainCosts
     reference: InferenceCosts | None = None
@@ -354,12 +341,10 @@ class Profile(Config):
     step_noise: float = Field(default=0.0, ge=0)
     """Relative differences between measured steps that no cost explains: the standard deviation of the steps of a run,
     or the change from one run to its repetition if that is larger. Schedules whose predicted speeds differ by less are
-    tied. 0 if not measured.
-    """
+    tied. 0 if not measured."""
     interference: tuple[Interference, ...] = ()
     """Slowdowns of overlapping roles. All other costs are for a worker that works alone; pairs not listed do not
-    interfere.
-    """
+    interfere."""
 
     @property
     def label(self) -> str:

@@ -31,14 +31,11 @@ class Layout:
     """Share of the devices that trains, up to the last device. Some devices do both if the two shares exceed 1."""
     inference: Literal["training", "rollout", "apart"] = "training"
     """Devices of the reference: those that train, those that generate, or the first quarter of those that train, which
-    then trains on the remaining three quarters.
-    """
+    then trains on the remaining three quarters."""
     span: int = 1
     """Devices per instance of the rollout engine."""
-
     env: Fraction | Literal["host", "rollout"] = "host"
     """Devices of the simulators: the share after the generating devices, the generating devices, or the host."""
-
     turned: bool = False
     """True if the last devices generate and the first train. In a mixed cluster this swaps the kinds."""
 

@@ -40,7 +40,6 @@ class ColumnFeature(Config):
     """One column of a data set."""
 
     model_config = ConfigDict(extra="allow")
-
     dtype: str
     """Name of a numpy type, or `image` for embedded pictures, or `video`."""
     shape: tuple[int, ...]
@@ -56,7 +55,6 @@ class Info(Config):
     """File meta/info.json."""
 
     model_config = ConfigDict(extra="allow")
-
     codebase_version: str
     robot_type: str | None = None
     total_episodes: int

@@ -3,7 +3,6 @@
 Shapes: B = environments of a simulator, n = environments of a call, K = actions of a chunk, A = numbers of one action.
 """
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from interlace.robots.envs.batch import BatchSettings, BatchSimulator, DeviceArr
 from interlace.robots.envs.slots import (
     EnvSlot,
     SlotEnvs,
-    check_task_id,
     describe_error,
     find_invalid_result,
     make_empty_result,
@@ -160,34 +158,9 @@ class BatchedEnvs(SlotEnvs):
             for _ in range(2):
                 runner.run([0], np.zeros((1, 1, self.spec.action.size), np.float32), np.ones(1, np.int64))
 
-    def reset(
-        self,
-        *,
-        seeds: Sequence[int],
-        task_ids: Sequence[int],
-        init_state_ids: Sequence[int],
-        slots: Sequence[int] | None = None,
-    ) -> Observation:
-        chosen = self._choose_slots(slots)
-        starts = {}
-        for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
-            check_task_id(int(task), self._settings)
-            starts[slot] = Start(task=int(task), init_state=int(state), seed=int(seed))
+    def _reset_slots(self, starts: Mapping[int, Start]) -> None:
         for task in sorted({start.task for start in starts.values()}):
             self._reset_task(task, {slot: start for slot, start in starts.items() if start.task == task})
-        return self.observe(chosen)
-
-    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
-        """Returns whole states; see VectorEnv. Raises UserError if the simulator cannot save them."""
-        chosen = self._choose_slots(slots)
-        self._save(chosen)
-        return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
-
-    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        chosen = self._choose_slots(slots)
-        for slot, state in zip(chosen, states, strict=True):
-            self._slots[slot] = pickle.loads(state)
-        self._load(chosen)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         return [self._find_runner(slot).simulator.render(slot) for slot in self._choose_slots(slots)]
@@ -276,7 +249,6 @@ class BatchedEnvs(SlotEnvs):
                 one.observation = select_row(found.observation, row)
 
     def _save(self, slots: Sequence[int]) -> None:
-        """Stores the states of environments in their slots, if they are in the simulators."""
         for task, runner in self._runners.items():
             rows = [slot for slot in slots if self._slots[slot].start.task == task]
             if rows:
@@ -284,7 +256,6 @@ class BatchedEnvs(SlotEnvs):
                     self._slots[slot].state = state
 
     def _load(self, slots: Sequence[int]) -> None:
-        """Puts the stored states of environments into the simulators, unless they are offloaded."""
         for task, runner in self._runners.items():
             if saved := {slot: self._slots[slot].state for slot in slots if self._slots[slot].start.task == task}:
                 runner.load(saved)

@@ -34,19 +34,15 @@ class EnvServer(Protocol):
 
     async def spec(self) -> EnvSpec:
         """Waits for the environments, and returns their shapes and tasks. Raises UserError."""
-        ...
 
     async def do(self, job: SlotJob) -> object:
         """Runs a job after the earlier jobs of its slot. Raises UserError and SimulatorError."""
-        ...
 
     def forget(self, slot: int) -> None:
         """Ends the episode of a slot."""
-        ...
 
     def close(self) -> None:
         """Ends the processes and their jobs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

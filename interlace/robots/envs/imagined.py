@@ -55,7 +55,6 @@ class Imagined(Simulator):
     Settings = ImaginedSettings
     swaps = True
     keeps_starts = False
-
     settings: ImaginedSettings
 
     def __init__(self, settings: ImaginedSettings, task: str) -> None:

@@ -44,7 +44,6 @@ class Libero(RetracedSimulator):
     Settings = LiberoSettings
     moves_camera = True
     memory_bytes = 1300 << 20
-
     settings: LiberoSettings
 
     def __init__(self, settings: LiberoSettings, task: str) -> None:

@@ -46,7 +46,6 @@ class ManiSkill(Simulator):
 
     Settings = ManiSkillSettings
     memory_bytes = 560 << 20
-
     settings: ManiSkillSettings
 
     def __init__(self, settings: ManiSkillSettings, task: str) -> None:

@@ -76,8 +76,7 @@ class MetaWorldSettings(EnvSettings):
     """`dense`: MetaWorld's reward, 0 to 10 per simulated step. `success`: 1 at a step that solves the task, else 0."""
     light: bool = False
     """Computes only the physics inside a chunk: reward and success come from its last action, and the numbers
-    of the previous step in the state are numbers of the previous chunk. 1.8 to 3.8 times the steps per second.
-    """
+    of the previous step in the state are numbers of the previous chunk. 1.8 to 3.8 times the steps per second."""
     image_size: int = 0
     """Side of the observation `image`, in pixels. If 0, no image."""
     camera: str = "corner2"
@@ -102,7 +101,6 @@ class MetaWorld(Simulator):
     swaps = True
     moves_camera = True
     memory_bytes = 200 << 20
-
     settings: MetaWorldSettings
 
     def __init__(self, settings: MetaWorldSettings, task: str) -> None:

@@ -1,7 +1,8 @@
 """Environments of a vector, and the checks of its calls: shared by vectors of simulators and by batch simulators."""
 
+import pickle
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,33 @@ class SlotEnvs(VectorEnv):
         self._slots: dict[int, EnvSlot] = {}
         """The environments that have been reset."""
 
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int],
+        task_ids: Sequence[int],
+        init_state_ids: Sequence[int],
+        slots: Sequence[int] | None = None,
+    ) -> Observation:
+        chosen, starts = self._choose_slots(slots), dict[int, Start]()
+        for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
+            check_task_id(int(task), self._settings)
+            starts[slot] = Start(task=int(task), init_state=int(state), seed=int(seed))
+        self._reset_slots(starts)
+        return self.observe(chosen)
+
+    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
+        """Returns whole states; see VectorEnv. Raises UserError if the simulator cannot save them."""
+        chosen = self._choose_slots(slots)
+        self._save(chosen)
+        return [pickle.dumps(self._slots[slot], protocol=5) for slot in chosen]
+
+    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
+        chosen = self._choose_slots(slots)
+        for slot, state in zip(chosen, states, strict=True):
+            self._slots[slot] = pickle.loads(state)
+        self._load(chosen)
+
     def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
         chosen, size, given = self._choose_slots(slots), self.spec.action.size, np.asarray(actions)
         if given.ndim != 3 or len(given) != len(chosen) or given.shape[2] != size:
@@ -59,6 +87,18 @@ class SlotEnvs(VectorEnv):
     def observe(self, slots: Sequence[int] | None = None) -> Observation:
         """Returns the observations after each environment's last call."""
         return stack_observations([self._slots[slot].observation for slot in self._choose_slots(slots)])
+
+    @abstractmethod
+    def _reset_slots(self, starts: Mapping[int, Start]) -> None:
+        """Begins episodes, and replaces the slots of their environments. starts: by slot."""
+
+    @abstractmethod
+    def _save(self, slots: Sequence[int]) -> None:
+        """Stores the states of environments in their slots, if they are in the simulators."""
+
+    @abstractmethod
+    def _load(self, slots: Sequence[int]) -> None:
+        """Makes the simulators continue from the stored states of environments."""
 
     @abstractmethod
     def _step_slots(self, chosen: Sequence[int], actions: Array, result: ChunkResult) -> None:

@@ -92,8 +92,7 @@ class ChunkResult:
     """[n] True if the task has been solved since the reset."""
     failures: Mapping[int, str]
     """Row -> reason why its simulator failed. Such a row's other values are undefined, and its environment needs a
-    reset.
-    """
+    reset."""
 
     @property
     def ended(self) -> NDArray[np.bool_]:

@@ -1,8 +1,7 @@
 """Vector of environments of one family, from a class that simulates one at a time, and the states that it swaps."""
 
-import pickle
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,13 @@ from interlace.robots.envs.base import Simulator
 from interlace.robots.envs.slots import (
     EnvSlot,
     SlotEnvs,
-    check_task_id,
     describe_error,
     find_invalid_result,
     make_offload_error,
     make_spec,
     reset_checked,
 )
-from interlace.robots.envs.spec import ChunkResult, EnvSettings, stack_observations
+from interlace.robots.envs.spec import ChunkResult, EnvSettings
 from interlace.rollouts.envs.jobs import Start
 from interlace.rollouts.envs.spec import Array, Observation, SimulatorError
 
@@ -125,33 +123,6 @@ class SimulatedEnvs(SlotEnvs):
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
         self.spec = make_spec([self._simulators.find(task, 0) for task in range(len(settings.tasks))], settings)
 
-    def reset(
-        self,
-        *,
-        seeds: Sequence[int],
-        task_ids: Sequence[int],
-        init_state_ids: Sequence[int],
-        slots: Sequence[int] | None = None,
-    ) -> Observation:
-        chosen = self._choose_slots(slots)
-        found = []
-        for slot, seed, task, state in zip(chosen, seeds, task_ids, init_state_ids, strict=True):
-            found.append(self._reset_slot(slot, Start(task=int(task), init_state=int(state), seed=int(seed))))
-        return stack_observations(found)
-
-    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
-        found = []
-        for slot in self._choose_slots(slots):
-            self._simulators.save(slot)
-            found.append(pickle.dumps(self._slots[slot], protocol=5))
-        return found
-
-    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        for slot, state in zip(self._choose_slots(slots), states, strict=True):
-            found: EnvSlot = pickle.loads(state)
-            self._slots[slot] = found
-            self._simulators.forget(slot)
-
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
         """Draws the current states. Converts any error of a renderer to a UserError, because drawing is optional."""
         return [self._draw_picture(self._simulators.enter(slot)) for slot in self._choose_slots(slots)]
@@ -162,8 +133,7 @@ class SimulatedEnvs(SlotEnvs):
         return np.stack([self._play_expert(self._simulators.enter(slot), count) for slot in chosen])
 
     def offload(self) -> None:
-        for slot in self._slots:
-            self._simulators.save(slot)
+        self._save([*self._slots])
         self._simulators.close()
         self._simulators.is_offloaded = True
 
@@ -205,8 +175,19 @@ class SimulatedEnvs(SlotEnvs):
                 simulator.load(state)
         return np.stack(found)
 
-    def _reset_slot(self, slot: int, start: Start) -> Observation:
-        check_task_id(start.task, self._settings)
+    def _reset_slots(self, starts: Mapping[int, Start]) -> None:
+        for slot, start in starts.items():
+            self._reset_slot(slot, start)
+
+    def _save(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._simulators.save(slot)
+
+    def _load(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._simulators.forget(slot)
+
+    def _reset_slot(self, slot: int, start: Start) -> None:
         self._simulators.drop_other_tasks(slot, start.task)
         simulator = self._simulators.find(start.task, slot)
         kept = self._starts.get(start) if self._kind.swaps else None
@@ -215,7 +196,7 @@ class SimulatedEnvs(SlotEnvs):
             self._simulators.save_present(start.task, slot)
             self._slots[slot] = EnvSlot(start=start, state=kept[0], observation=kept[1])
             self._simulators.forget(slot)
-            return kept[1]
+            return
         self._simulators.leave(start.task, slot)
 
         def reset() -> Observation:
@@ -229,7 +210,6 @@ class SimulatedEnvs(SlotEnvs):
             self._starts[start] = (simulator.save(), observation)
             while len(self._starts) > _KEPT_STARTS:
                 self._starts.popitem(last=False)
-        return observation
 
     def _step_slots(self, chosen: Sequence[int], actions: Array, result: ChunkResult) -> None:
         for row, slot in enumerate(chosen):

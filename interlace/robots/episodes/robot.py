@@ -58,8 +58,7 @@ class RobotConfig(EpisodeConfig):
     """Factor of the simulator's rewards."""
     bootstrap: bool = False
     """True if the horizon is not part of the task: the critic then values the last observation of a truncated episode.
-    False if the task is to succeed within the horizon.
-    """
+    False if the task is to succeed within the horizon."""
     expert: ExpertHelp | None = None
     """Expert whose answers to the policy's observations are kept; None for no expert. It does not act in held-out
     episodes."""

@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    LlamaForCausalLM,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForTokenClassification, LlamaForCausalLM
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_outputs import CausalLMOutputWithPast

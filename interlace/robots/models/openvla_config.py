@@ -65,8 +65,7 @@ class OpenVLAConfig(LlamaConfig):
     """Number of cameras that the policy reads; 2 adds the wrist camera."""
     picture_origin: PictureOrigin | None = None
     """Preparation of pictures: `openvla` as in OpenVLA's evaluation code (JPEG, lanczos), `processor` only by the
-    folder's image processor, as in RLinf. If None, `openvla` for data sets of LIBERO and Bridge, else `processor`.
-    """
+    folder's image processor, as in RLinf. If None, `openvla` for data sets of LIBERO and Bridge, else `processor`."""
     center_crop: bool | None = None
     """True if pictures are cropped, as after training with random crops. If None, True for LIBERO with `openvla`."""
     norm_stats: dict[str, Any] | None = None

@@ -53,8 +53,7 @@ class ReplayLearnerConfig(ReplayConfig):
     next ones. expert: imitates the labels of an expert in the episodes' observations (dagger).
     imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
     policy_gradient: the algorithm's loss, with the advantages of the first training and the ratio to the sampling
-    policy; needs max_versions_behind.
-    """
+    policy; needs max_versions_behind."""
     updates: int = Field(default=1, ge=0)
     """Optimizer updates per step, after the updates on the step's samples. At 0, the buffer serves only other learners.
     """

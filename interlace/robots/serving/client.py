@@ -1,17 +1,17 @@
 """Client of the policy server, for programs without an event loop: `client.act(observation)` returns a chunk."""
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import InterlaceError, UserError, first_line
+from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import cancel_tasks
 from interlace.core.types import FloatArray
 from interlace.robots.serving.schema import (
     CONTINUES,
@@ -30,7 +30,6 @@ from interlace.robots.serving.wire import Message, RequestError, Value, check_le
 if TYPE_CHECKING:
     from aiohttp import ClientSession, ClientWebSocketResponse
 
-T = TypeVar("T")
 LARGEST_ANSWER = 64 << 20
 """Bytes."""
 
@@ -66,15 +65,13 @@ class PolicyClient:
         self._url, self._key, self._timeout_s, self._delay_s = url, api_key, timeout_s, delay_s
         self._session: ClientSession | None = None
         self._socket: ClientWebSocketResponse | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="policy client", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("policy client")
         self._turn = asyncio.Lock()
         """Held from a request to its answer: answers have the order of the requests."""
         self._recording = asyncio.Lock()
         """Held from the first part of an intervention to its last: the server joins parts that follow each other."""
         try:
-            self.schema: PolicySchema = self._start(self._connect()).result()
+            self.schema: PolicySchema = self._thread.run(self._connect())
         except BaseException:
             self.close()
             raise
@@ -113,14 +110,14 @@ class PolicyClient:
         message |= {name: value for name, value in optional.items() if value is not None}
         if delay:
             message[DELAY] = delay
-        return self._start(self._request_chunk(message))
+        return self._thread.start(self._request_chunk(message))
 
     def record(self, given: Intervention) -> int:
         """Sends the actions of a human. Returns the number of recorded episodes. Raises RequestError.
 
         An intervention that is too large for one message is sent in parts, which the server joins.
         """
-        return self._start(self._send_parts(self._list_parts(given))).result()
+        return self._thread.run(self._send_parts(self._list_parts(given)))
 
     def _list_parts(self, given: Intervention) -> list[Message]:
         """Returns the messages of an intervention. Raises RequestError if one tick is too large for a message."""
@@ -149,23 +146,15 @@ class PolicyClient:
 
     def close(self) -> None:
         """Closes the connection. Later calls have no effect."""
-        if self._loop.is_closed():
-            return
-        self._start(self._disconnect()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if not self._thread.loop.is_closed():
+            self._thread.run(self._disconnect())
+            self._thread.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _connect(self) -> PolicySchema:
         import aiohttp
@@ -182,24 +171,21 @@ class PolicyClient:
             raise UserError(f"the policy server {self._url} cannot be reached: {first_line(error)}") from None
 
     async def _disconnect(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await cancel_tasks(asyncio.all_tasks() - {asyncio.current_task()})
         if self._socket is not None:
             await self._socket.close()
         if self._session is not None:
             await self._session.close()
 
     async def _request_chunk(self, message: Message) -> ActionChunk:
-        began_s = self._loop.time()
+        began_s = self._thread.loop.time()
         answer = await self._request(message)
         timing = answer.get("server_timing")
         spent_ms = timing.get("infer_ms") if isinstance(timing, Mapping) else None
         return ActionChunk(
             actions=np.array(answer["actions"], np.float32),
             num_limited=int(np.asarray(answer.get("limited", 0))),
-            latency_s=self._loop.time() - began_s,
+            latency_s=self._thread.loop.time() - began_s,
             server_s=float(np.asarray(spent_ms or 0.0)) / 1000,
         )
 

@@ -47,11 +47,9 @@ class Robot(Protocol):
 
     def observe(self) -> Observation:
         """Returns the current arrays, without a batch axis."""
-        ...
 
     def act(self, action: FloatArray) -> Tick:
         """Executes one action, [A]."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,6 @@ class ServedPolicy(Protocol):
 
     async def act(self, request: ActRequest) -> FloatArray:
         """Returns a chunk [K, A] in the robot's units, which begins with the committed actions of the request."""
-        ...
 
 
 def describe_turns(

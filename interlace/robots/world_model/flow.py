@@ -29,7 +29,6 @@ class WorldModelGroup(TypedGroup, Protocol):
         drawn: "Transitions",
     ) -> Handle[Metrics]:
         """Fits the newest model in a folder and publishes the result there."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

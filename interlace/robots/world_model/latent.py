@@ -144,7 +144,10 @@ class LatentModel(WorldModel):
             nn.utils.clip_grad_norm_(self.parameters(), MAX_NORM)
             optimizer.step()
             losses.append(float(loss.detach()))
-        self.moments = _take_moments(optimizer)
+        state = optimizer.state_dict()["state"]
+        self.moments = {
+            f"{place}.{name}": value.cpu() for place, values in state.items() for name, value in values.items()
+        }
         return float(np.mean(losses[-max(1, steps // 10) :]))
 
     @torch.no_grad()
@@ -316,11 +319,6 @@ def _diverge(normal: Tensor, other: Tensor) -> Tensor:
     other_mean, other_std = other.chunk(2, -1)
     share = (std / other_std) ** 2
     return 0.5 * (share + ((mean - other_mean) / other_std) ** 2 - 1 - share.log()).sum(-1)
-
-
-def _take_moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {f"{place}.{name}": value.cpu() for place, values in state.items() for name, value in values.items()}
 
 
 def _restore_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:

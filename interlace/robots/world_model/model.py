@@ -55,8 +55,7 @@ class Transitions:
     """State or picture after the chunk, in the shape of `states`; undefined if has_next is 0."""
     has_next: FloatArray
     """[B] 1 if the state after the chunk is known; 0 for the last turn of an episode without a final observation, and
-    for a chunk that a limit cut.
-    """
+    for a chunk that a limit cut."""
     rewards: FloatArray
     """[B] reward of the chunk."""
     successes: FloatArray

@@ -104,4 +104,3 @@ class Simulators(Protocol):
 
     def episode(self, start: Start, *, around: Around) -> AbstractAsyncContextManager[EnvEpisode]:
         """Leases an environment, reset to a start. around: a context that is entered for each wait."""
-        ...

@@ -26,11 +26,6 @@ def create_renderer(
     return Renderer(tokenizer, parser, config, stop_token_ids)
 
 
-def parser_names() -> list[str]:
-    """Lists the built-in parsers, sorted."""
-    return class_names(parsers, Parser)
-
-
 def load_parser(name: str) -> Parser:
     """Loads a built-in by name, or a user's `package.module:Name`. Raises UserError if it does not exist."""
     return find_class("parser", parsers, name, Parser)()  # type: ignore[type-abstract]
@@ -38,7 +33,7 @@ def load_parser(name: str) -> Parser:
 
 def find_parser(template: str) -> Parser:
     """Returns the parser whose signs a chat template contains, the one with most signs. If none matches, Hermes'."""
-    found = [load_parser(name) for name in parser_names()]
+    found = [load_parser(name) for name in class_names(parsers, Parser)]
     fitting = [one for one in found if one.signs and all(sign in template for sign in one.signs)]
     return max(fitting, key=lambda one: (len(one.signs), type(one).__name__), default=HermesParser())
 

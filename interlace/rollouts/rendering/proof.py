@@ -17,7 +17,6 @@ class TemplateText(Protocol):
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
         """Renders a conversation. UserError if the template refuses it."""
-        ...
 
     def tail_text(
         self,
@@ -27,15 +26,12 @@ class TemplateText(Protocol):
         before: Sequence[Message] = (),
     ) -> str | None:
         """Returns the rendered text after an answer, or None if the template refuses the messages."""
-        ...
 
     def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Writes an answer as tokens. UserError if the template refuses it."""
-        ...
 
     def parse(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
         """Reads an answer."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,7 +65,6 @@ class _Outcome:
 
     @property
     def ended(self) -> list[EndedKey]:
-        """Returns how each sample ended."""
         rows = read_transcripts(self.folder.samples)
         return [EndedKey(int(str(row["group"])), int(str(row["index"])), str(row["event"])) for row in rows]
 
@@ -77,7 +76,6 @@ class _Outcome:
 
     @property
     def newest(self) -> Path:
-        """Returns the newest checkpoint."""
         checkpoints = Checkpoints(self.folder.checkpoints, keep=1)
         return checkpoints.path(max(checkpoints.steps()))
 

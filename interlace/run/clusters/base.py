@@ -18,11 +18,9 @@ class BackEnd(Protocol):
 
     def open_cluster(self, config: ClusterConfig, schedule: Schedule) -> Cluster:
         """Opens the cluster of a run. Must be called in the running event loop."""
-        ...
 
     def find_devices(self, config: ClusterConfig) -> tuple[Device, ...]:
         """Returns the devices of the cluster before it is opened. Raises UserError for devices that do not exist."""
-        ...
 
 
 def back_end(config: ClusterConfig) -> BackEnd:

@@ -1,7 +1,5 @@
 """Measured limits of the GPU: memory traffic and dense products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from interlace.run.gpu_checks.results import DeviceSpeed, GpuResult

@@ -1,7 +1,5 @@
 """Runs all GPU checks, prints them as one table and writes JSON."""
 
-from __future__ import annotations
-
 import gc
 import json
 import traceback

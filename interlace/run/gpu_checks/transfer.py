@@ -1,7 +1,5 @@
 """Weights between two processes on one GPU: a version of 1 GiB through the transport `cuda_ipc`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context

@@ -6,14 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from interlace.algorithms.base import (
-    Advantages,
-    Algorithm,
-    AlgorithmConfig,
-    Needs,
-    advantages_of,
-    check_shapes,
-)
+from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, advantages_of, check_shapes
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs, check_outputs

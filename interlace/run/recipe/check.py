@@ -28,19 +28,16 @@ from interlace.models.loading import check_model, count_ids, empty_model, load_t
 from interlace.models.size import ModelSize, context_length, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
 from interlace.rewards.rows import check_rows
+from interlace.robots.env_stage import simulators_of
+from interlace.robots.envs.fleet import check_saves
+from interlace.robots.envs.load import simulators_bytes
 from interlace.rollouts.config import create_kind as create_episode_kind
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check_settings import check_placement, check_settings
-from interlace.run.recipe.check_simulators import check_shared_devices
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
-from interlace.run.recipe.memory import (
-    WorkerMemory,
-    check_memory,
-    forecast_memory,
-    measure_loads,
-)
+from interlace.run.recipe.memory import WorkerMemory, check_memory, forecast_memory, measure_loads, sum_by_device
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
 from interlace.run.recipe.prompts import message_writer, recipe_prompts
 from interlace.run.recipe.teacher_prompts import check_alignment, check_context
@@ -49,8 +46,25 @@ from interlace.schedule.placement import Device
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+
 SAMPLE_BYTES, TOKEN_BYTES = 1024, 16
 """Minimum bytes of a sample in the controller's memory, and of each of its tokens: id, log-probs, advantage."""
+
+
+def check_shared_devices(recipe: Recipe, devices: tuple[Device, ...], memory: Sequence[WorkerMemory]) -> None:
+    """Raises UserError if the simulators may be offloaded from a device during episodes, and cannot save their states.
+
+    They may be offloaded if the workers of the device do not all fit into its memory. memory: forecast of the other
+    workers.
+    """
+    config = simulators_of(recipe.episode)
+    if config is None:
+        return
+    instances = recipe.schedule.resolved.instances("env", devices)
+    own_bytes, placed = simulators_bytes(config.share(0, len(instances))), set().union(*instances)
+    shared = [each for each in sum_by_device(memory) if each.device in placed]
+    if any(each.together_bytes + own_bytes > each.device.memory_bytes for each in shared):
+        check_saves(config)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,16 +30,9 @@ from interlace.run.recipe.algorithm_by_source import (
     complete_algorithms,
     share_reward,
 )
-from interlace.run.recipe.sections import (
-    ClusterConfig,
-    EvaluationConfig,
-    LoggingConfig,
-    ReferenceConfig,
-    WarmupConfig,
-)
+from interlace.run.recipe.sections import ClusterConfig, EvaluationConfig, LoggingConfig, ReferenceConfig, WarmupConfig
 from interlace.runtime.gpu import has_gpu
-from interlace.schedule.auto_schedule import bounding, bounds_of
-from interlace.schedule.presets import load_schedule
+from interlace.schedule.presets import bounding, bounds_of, load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import foreign_setting_hint, foreign_value_hint
 from interlace.weights.config import WeightsConfig

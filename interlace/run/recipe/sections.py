@@ -82,13 +82,11 @@ class ReferenceConfig(Config):
     service: Annotated[SerializeAsAny[EngineConfig] | None, BeforeValidator(_parse_service)] = None
     """Engine service that computes the reference's log-probs, written as `rollout`: `{engine: address, urls: [...]}`,
     or `interlace`, `vllm`, `sglang` for servers that the run starts. If None, a rank of the run computes them."""
-
     ensemble: tuple[Annotated[ModelConfig, BeforeValidator(by_path)], ...] = ()
     """Further teachers of `distill`, of the same vocabulary; the teacher is the mean of their probabilities."""
     context: str = ""
     """Text before the prompt that the reference alone reads. Braces name `answer` or a column of the row:
     "The answer is {answer}. " gives the teacher of `distill` an advantage over the policy."""
-
     align: Literal["tokens", "text"] = "tokens"
     """tokens: the reference has the policy's vocabulary. text: a teacher of `distill` with another tokenizer reads the
     text of a response, and groups of tokens with equal text share its log-prob."""
@@ -143,7 +141,6 @@ class WarmupConfig(Config):
 
 
 def _to_list(value: object) -> object:
-    """Turns a single number into a list of one."""
     return [value] if isinstance(value, int) else value
 
 

@@ -51,7 +51,7 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
             ids = tokenizer(context, add_special_tokens=False)["input_ids"]
             start = _count_start_tokens(tokenizer, prompt)
             return replace(prompt, token_ids=np.insert(prompt.token_ids, start, np.array(ids, np.int32)))
-        longer = _put_before_last(prompt.messages, context)
+        longer = with_last(prompt.messages, context + prompt.messages[-1].content)
         ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, tags, longer, prompt.tools)
         return replace(prompt, token_ids=np.array(ids, np.int32))
 
@@ -116,10 +116,6 @@ def _count_start_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) ->
     special = tokenizer("")["input_ids"]
     pairs = zip(special, prompt.token_ids.tolist(), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
-def _put_before_last(messages: Messages, context: str) -> Messages:
-    return with_last(messages, context + messages[-1].content)
 
 
 def _chat_ids(

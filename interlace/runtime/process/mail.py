@@ -49,17 +49,14 @@ class Directory(Protocol):
     @property
     def host(self) -> str:
         """Address under which other ranks reach this process."""
-        ...
 
     def open_remote_store(self) -> PayloadStore | None:
         """Returns the store of values for a rank that does not share the run's memory. None if there is none."""
-        ...
 
     def publish(self, name: str, address: str) -> None: ...
 
     def find(self, name: str) -> str | None:
         """Reads an entry. Returns None if it does not exist yet."""
-        ...
 
 
 class FolderDirectory:

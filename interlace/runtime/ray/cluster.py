@@ -1,27 +1,33 @@
-"""Ranks as processes that Ray places, watches and ends, on one node or many."""
+"""Processes that Ray places, watches and ends, on one node or many: ranks, and children that do jobs."""
 
 import asyncio
+import contextlib
+import multiprocessing
+import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.core.errors import WorkerDiedError
+from interlace.core.payload import PayloadStore
 from interlace.runtime.cluster import Cluster, locate_device
 from interlace.runtime.machine import DeviceSlot
+from interlace.runtime.process.admission import admit
 from interlace.runtime.process.shared import SharedArrays, make_shared_folder
 from interlace.runtime.rank import Rank
-from interlace.runtime.ray.actor import RankActor
-from interlace.runtime.ray.children import START_WITHIN_S, place_child
-from interlace.runtime.ray.mail import StoreDirectory
+from interlace.runtime.ray.actor import Endpoint, RankActor
+from interlace.runtime.ray.contents import RemotePayloads
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
 from interlace.runtime.result_order import ResultOrder
@@ -36,6 +42,103 @@ LOOK_EVERY_S = 1.0
 """Seconds between two checks of the Ray processes that the run needs."""
 STOPPED_WITHIN_S = 6.0
 """Seconds in which a run that was stopped saves a checkpoint and ends. The same signal also ends Ray's processes."""
+
+
+START_WITHIN_S = 120.0
+"""Default of the seconds for Ray to start a process."""
+CONNECT_WITHIN_S = 30.0
+
+
+class ChildActor(RankActor):
+    """A Ray actor that does jobs sent over a separate socket."""
+
+    def serve(self, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        """Runs target(connection, *arguments) once the run has connected."""
+        connection = admit(self._listener, self._token)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        multiprocessing.current_process().name = self._name  # become_child() sets the kernel's name to it
+        target(connection, *arguments)
+
+
+class RayChild:
+    """A process that Ray placed. Only its connection shows that it is gone."""
+
+    exitcode: int | None = None
+    """Always None, because Ray does not report exit codes."""
+
+    def __init__(self, actor: Any, life: Any, process: int | None) -> None:
+        """actor: Ray's handle. life: reference of the call that ends with the process. process: see `pid`."""
+        self._actor, self._life = actor, life
+        self.pid = process
+        """Number of the process. None if the process is on another machine."""
+        # Never readable: no file descriptor signals the end of a process on another node.
+        self.sentinel, self._other = socket.socketpair()
+
+    def join(self, timeout: float) -> None:
+        with contextlib.suppress(RayError):
+            ray.wait([self._life], timeout=timeout)
+
+    def kill(self) -> None:
+        self.sentinel.close()
+        self._other.close()
+        with contextlib.suppress(RayError, RuntimeError):  # the cluster may be gone too
+            ray.kill(self._actor)
+
+
+def place_child(
+    name: str, target: Callable[..., None], arguments: tuple[object, ...], *, within_s: float = START_WITHIN_S
+) -> tuple[RayChild, socket.socket]:
+    """Starts a process on the node with the most room and connects to it. Raises OSError on failure.
+
+    within_s: seconds for Ray to start the process.
+    """
+    made: Any = ray.remote(ChildActor)
+    actor = made.options(num_cpus=0, scheduling_strategy="SPREAD").remote(name, str(Path.cwd()), sys.path, None)
+    try:
+        endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=within_s)
+        life = actor.serve.remote(target, arguments)
+        connection = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_WITHIN_S)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(endpoint.token)
+        except OSError:
+            connection.close()
+            raise
+    except (RayError, OSError) as error:
+        with contextlib.suppress(RayError, RuntimeError):  # the cluster may be gone too
+            ray.kill(actor)
+        raise OSError(f"Ray says: {error}" if isinstance(error, RayError) else str(error)) from error
+    return RayChild(actor, life, endpoint.process if endpoint.is_here else None), connection
+
+
+class StoreDirectory:
+    """A directory for ranks on any machine of the cluster."""
+
+    def __init__(self, run: str, shared: Path | None) -> None:
+        """run: identifier of the run, unique in the cluster."""
+        self.run, self.shared = run, shared
+        self.process = os.getpid()
+
+    @property
+    def host(self) -> str:
+        return str(ray.util.get_node_ip_address())
+
+    def open_remote_store(self) -> PayloadStore:
+        return RemotePayloads()
+
+    def publish(self, name: str, address: str) -> None:
+        internal_kv._internal_kv_put(self._make_key(name), address.encode(), overwrite=True)
+
+    def find(self, name: str) -> str | None:
+        found = internal_kv._internal_kv_get(self._make_key(name))
+        return None if found is None else str(found.decode())
+
+    def clear(self) -> None:
+        for key in internal_kv._internal_kv_list(self._make_key("")):
+            internal_kv._internal_kv_del(key)
+
+    def _make_key(self, name: str) -> bytes:
+        return f"interlace-mail-{self.run}-{name}".encode()
 
 
 class RayCluster(Cluster):

@@ -24,7 +24,6 @@ class RemoteContent(Stored[T]):
     """A value in the object store of a machine."""
 
     __slots__ = ("has_ended", "key", "ref")
-
     travels = True
 
     def __init__(self, key: str, ref: Any = None) -> None:

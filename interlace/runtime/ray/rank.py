@@ -147,7 +147,6 @@ class RayRank(ProcessRank):
         super()._fail_connection(error)
 
     def _lose_contents(self) -> None:
-        """Marks the contents that the process owned as lost."""
         for content in self._contents:
             content.has_ended = True
 

@@ -63,7 +63,7 @@ def store_large(result: Any) -> Any:
     if isinstance(result, tuple):
         stored = tuple(store_large(entry) for entry in result)
         return result if all(new is old for new, old in zip(stored, result, strict=True)) else stored
-    if not _is_record(result):
+    if not (dataclasses.is_dataclass(result) and not isinstance(result, type)):
         return result
     changed = {}
     for name in _list_fields(result):
@@ -76,10 +76,6 @@ def store_large(result: Any) -> Any:
 
 _DEEPER = "tensors_within"
 """Class attribute of a record: names of the fields that may contain tables at any depth."""
-
-
-def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _list_fields(record: Any) -> Sequence[str]:

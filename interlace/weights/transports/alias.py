@@ -1,10 +1,9 @@
 """Transport within one process: the tensors themselves, or copies if training continues before engines load them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Parcel, Piece
@@ -12,9 +11,6 @@ from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, own_tensors
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SAMPLE, SAMPLE_OF = 1 << 10, 1 << 14
 """Elements that are hashed: the first SAMPLE of each block of SAMPLE_OF. Nothing is sent that could be damaged, so the

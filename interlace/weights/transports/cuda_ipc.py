@@ -3,21 +3,18 @@
 The trainer's copy of a version stays until two newer ones exist: by then no engine loads it any more.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import hash_on_device, own_tensors
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KEPT = 2
 """Versions kept on the device."""

@@ -1,19 +1,16 @@
 """Transport in the message itself. On Ray, the object store holds large tables and copies them to each node once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+from torch import Tensor
 
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import content_hash, own_tensors
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Held, Lease, Receiver, Sender, Sent
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

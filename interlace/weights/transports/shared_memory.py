@@ -7,8 +7,6 @@ another slot instead of waiting. The kernel releases the locks of a process that
 complete version in the slot: none while a version is written.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -9,7 +9,7 @@ from interlace.core.random import keyed_random
 from interlace.forecast.chaos import simulate_faults
 from interlace.forecast.costs.markets import DAY_S, Market, load_market, market_names
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.interruptions import Interruptions, expect_interruptions
+from interlace.forecast.plan import Interruptions, expect_interruptions
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.chaos.faults import FaultSpec
 from interlace.run.recipe.config import Recipe

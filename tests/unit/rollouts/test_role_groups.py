@@ -27,8 +27,7 @@ from interlace.rollouts.role_groups import (
 )
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.worker import Worker, operation_of
-from interlace.workers.actor import ActorWorker
-from interlace.workers.actor_critic import ActorCriticWorker
+from interlace.workers.actor import ActorCriticWorker, ActorWorker
 from interlace.workers.critic import CriticWorker, ProcessRewardWorker
 from interlace.workers.reference import ReferenceWorker
 from interlace.workers.reward import RewardModelWorker, RewardWorker

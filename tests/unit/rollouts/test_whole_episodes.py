@@ -10,7 +10,7 @@ from interlace.engines.rollout import NativeConfig
 from interlace.rollouts.base import Session
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
-from interlace.schedule.episode_limit import EpisodeLimit
+from interlace.schedule.concurrency import EpisodeLimit
 from interlace.schedule.schedule import Schedule
 from tests.support.episode_runs import OneEngine
 from tests.support.worker_episodes import ThreeTurns

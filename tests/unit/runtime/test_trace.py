@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.row import SampleLabel
-from interlace.forecast.profile.trace_slices import read_trace
+from interlace.forecast.profile.from_run import read_trace
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.runtime.timeline import EngineCall, Records, Span
 from interlace.runtime.trace import TraceFile

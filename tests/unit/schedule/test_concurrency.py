@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
 from interlace.core.types import SampleKey
-from interlace.schedule.concurrency import Adaptive, AdaptiveLimit, create_limit
-from interlace.schedule.engine_use import EngineUse
-from interlace.schedule.episode_limit import EpisodeLimit
+from interlace.schedule.concurrency import Adaptive, AdaptiveLimit, EngineUse, EpisodeLimit, create_limit
 from interlace.schedule.schedule import Schedule
 
 USES = st.lists(

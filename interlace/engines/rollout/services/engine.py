@@ -120,17 +120,13 @@ class ServiceEngine(LinkedServer):
         self._unsent: dict[str, Request] = {}
         self._finished: list[Response] = []
         """Requests that ended during an abort of others, for the next step."""
-        self._version = 0
+        self.version = 0
         self._source: VersionSource | None = None
         """Source of the version that the server serves."""
         self._read: int | None = None
         """Last version that the server's process has read by a manifest."""
         self._probe: WeightProbe | None = None
         self._paused = self._is_away = False
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def submit(self, request: Request) -> None:
         self._model.limits.check(request)
@@ -222,7 +218,7 @@ class ServiceEngine(LinkedServer):
             self._link.reconnect()
             # The parts of a manifest may have been overwritten. The newest version is loaded before the engine serves.
             if isinstance(self._source, Path) and self._source.is_dir():
-                self._link.load(self._source, self._version, "recompute", self._probe)
+                self._link.load(self._source, self.version, "recompute", self._probe)
             if self._paused:
                 self._link.call(lambda client: client.pause("keep"))
         except (InterlaceError, OSError) as error:
@@ -259,7 +255,7 @@ class ServiceEngine(LinkedServer):
         except ServiceError as error:
             self._link.lose(str(error))
         else:
-            self._version, self._source, self._probe = version, source, probe
+            self.version, self._source, self._probe = version, source, probe
             self._read = version if isinstance(source, WeightRef) else self._read
             self._folders.keep(source if isinstance(source, Path) else None)
         self._resubmit_partials(partials)

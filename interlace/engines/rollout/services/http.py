@@ -34,8 +34,7 @@ class Address:
 
 IDLE_S = 2.0
 """Seconds after which an idle connection is closed. The servers of vLLM and SGLang close theirs after 5 s. A request
-that is sent at that moment is lost with its connection, and the server would count as lost.
-"""
+that is sent at that moment is lost with its connection, and the server would count as lost."""
 
 
 class Connection:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from interlace.core.errors import DiskFullError, InterlaceError, UserError
+from interlace.core.loop_thread import LoopThread
 from interlace.core.types import Request
 from interlace.engines.rollout.config import ServedConfig, ServiceConfig
 from interlace.engines.rollout.services.inbox import DeltaInbox
-from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import ServerProcess
 from interlace.engines.rollout.services.protocol import (
     Delta,

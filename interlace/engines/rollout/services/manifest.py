@@ -4,14 +4,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.weights.ref import WeightPart, WeightRef
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 SHARED_MEMORY = ("shared_memory",)
 TRANSPORTS = (*SHARED_MEMORY, "folder", "gloo", "object_store")

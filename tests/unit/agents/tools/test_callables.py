@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from interlace.agents.tools.function import FunctionTool, as_function
-from interlace.agents.tools.schema import signature_of
+from interlace.agents.tools.function import FunctionTool, as_function, signature_of
 
 
 def look(query: str, top_k: int = 3) -> str:

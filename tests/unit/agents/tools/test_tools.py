@@ -15,7 +15,7 @@ import pytest
 from interlace.agents.tools.base import Tool, ToolError, ToolSource, Visit
 from interlace.agents.tools.calculator import calculator
 from interlace.agents.tools.config import ToolConfig, all_specs, tool_source
-from interlace.agents.tools.schema import signature_of
+from interlace.agents.tools.function import signature_of
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt

@@ -6,7 +6,7 @@ import resource
 import pytest
 import torch
 
-from interlace.engines.train.host_memory import keep_freed_memory
+from interlace.engines.train.packed_model import keep_freed_memory
 
 MIB = 1 << 20
 

@@ -24,7 +24,7 @@ from interlace.forecast.search.plans import (
     list_changes,
     pareto,
 )
-from interlace.schedule.episode_limit import WholeEpisodes
+from interlace.schedule.concurrency import WholeEpisodes
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule

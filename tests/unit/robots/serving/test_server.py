@@ -191,7 +191,7 @@ def test_raw_messages(server: interlace.Server, client: PolicyClient) -> None:
 
 def test_a_client_says_that_the_connection_has_ended(server: interlace.Server) -> None:
     opened = connect(server)
-    asyncio.run_coroutine_threadsafe(opened._socket.close(), opened._loop).result()  # type: ignore[union-attr]
+    asyncio.run_coroutine_threadsafe(opened._socket.close(), opened._thread.loop).result()  # type: ignore[union-attr]
     with pytest.raises(ConnectionLostError, match="has ended"):
         opened.act(dot_observation())
     opened.close()

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from interlace.core.errors import UserError
+from interlace.core.loop_thread import LoopThread
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
-from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.process import free_port
 from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity
 from interlace.engines.rollout.services.routes import EngineRoutes

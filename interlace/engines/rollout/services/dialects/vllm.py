@@ -165,7 +165,8 @@ def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
     if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
         return [], cached
     chunk = read_json_chunk(name, line[len(DATA) :], "choices")
-    cached = max(cached, _num_cached(chunk))
+    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
+    cached = max(cached, int(details.get("cached_tokens") or 0))
     return [_read_choice(name, choice, cached) for choice in chunk["choices"]], cached
 
 
@@ -197,11 +198,6 @@ def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
         finish_reason=None if reason is None else finish_reason(reason),
         num_cached_tokens=cached,
     )
-
-
-def _num_cached(chunk: Mapping[str, Any]) -> int:
-    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
-    return int(details.get("cached_tokens") or 0)
 
 
 def _vocab_size(model: str) -> int | None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from torch import Tensor
 
 from interlace.core.errors import UserError
+from interlace.core.loop_thread import LoopThread
 from interlace.core.types import JSON
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.config import ServedConfig
@@ -21,7 +22,6 @@ from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.loop import LoopThread
 from interlace.engines.rollout.services.manifest import TRANSPORTS, read_manifest
 from interlace.engines.rollout.services.protocol import ServiceCapacity
 from interlace.engines.rollout.services.routes import EngineRoutes

@@ -6,6 +6,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from interlace.core.tasks import cancel_tasks
+
 T = TypeVar("T")
 
 
@@ -35,13 +37,10 @@ class LoopThread:
         """Cancels all tasks and ends the thread."""
         if self.loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop).result()
+        self.run(_cancel_others())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
 
 async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await cancel_tasks(asyncio.all_tasks() - {asyncio.current_task()})
