@@ -2,7 +2,7 @@
 
 from interlace.core.errors import UserError
 from interlace.models.loading import empty_model
-from interlace.run.recipe.check_simulators import check_shared_devices
+from interlace.run.recipe.check import check_shared_devices
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import num_spanned

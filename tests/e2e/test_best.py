@@ -9,7 +9,7 @@ from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.jsonl import read_whole_rows
 from interlace.run.library import Settings
-from interlace.run.step_boundary import is_evaluation_due
+from interlace.stages.publish import is_evaluation_due
 from tests.support.training import run_recipe
 
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
