@@ -92,8 +92,8 @@ SHARED = {
     "heldout": "of each kind of source",
 }
 """Fields of one name in several sections, and what each is there."""
-MEASURED = ("interlace.forecast.profile.types",)
-"""Modules whose classes hold measurements, which no recipe sets."""
+MEASURED = ("interlace.forecast.profile.types", "interlace.robots.models.lerobot_folder")
+"""Modules whose classes hold measurements, or settings of another program's files, which no recipe sets."""
 
 FOUND_BY_NAME = ("interlace.data.demonstrations.", "interlace.observe.loggers.")
 """Folders of parts: each module has a class of the one name that it is found by."""
