@@ -93,7 +93,7 @@ SHARED = {
 }
 """Fields of one name in several sections, and what each is there."""
 MEASURED = ("interlace.forecast.profile.types", "interlace.robots.models.lerobot_folder")
-"""Modules whose classes hold measurements or files of others, which no recipe sets."""
+"""Modules whose classes hold measurements, or settings of another program's files, which no recipe sets."""
 
 FOUND_BY_NAME = ("interlace.data.demonstrations.", "interlace.observe.loggers.")
 """Folders of parts: each module has a class of the one name that it is found by."""

@@ -6,10 +6,10 @@ Each turn contains the instruction and the current observation, without earlier 
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -38,9 +38,28 @@ class ExpertHelp(Config):
     """A simulator's scripted expert that accompanies the policy in training episodes, for algorithm dagger."""
 
     takes_over_above: float | None = Field(default=None, gt=0)
-    """Largest difference of a number between the policy's executed chunk and the expert's, in the simulator's units.
-    Above it, the expert acts during the chunk, and only these chunks are labelled (HG-DAgger, arXiv 1810.02890). If
-    None, the policy always acts, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
+    """Largest difference of a number between the policy's executed chunk and the expert's, in the simulator's units,
+    below the error that the task tolerates.
+    Above it, the expert takes over, and only its chunks are labelled (HG-DAgger, arXiv 1810.02890). If None, the policy
+    always acts, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
+    returns_below: float | None = Field(default=None, ge=0)
+    """Difference at or below which the policy acts again after the expert took over (LazyDAgger, arXiv 2104.00053). If
+    None, half of takes_over_above."""
+
+    @property
+    def return_limit(self) -> float:
+        """Returns the difference at or below which the policy acts again."""
+        return (self.takes_over_above or 0.0) / 2 if self.returns_below is None else self.returns_below
+
+    @model_validator(mode="after")
+    def _check_returns(self) -> Self:
+        limit, back = self.takes_over_above, self.returns_below
+        if back is not None and (limit is None or back > limit):
+            raise ValueError(
+                f"returns_below = {back:g} with takes_over_above = {limit}: the policy acts again at a difference that "
+                "is at most the one at which the expert takes over. Set takes_over_above, or lower returns_below"
+            )
+        return self
 
 
 class RobotConfig(EpisodeConfig):
@@ -106,6 +125,8 @@ class _Account:
     """Tokens of the expert's chunk, by turn."""
     num_taken_over: int = 0
     """Turns in which the expert acted."""
+    has_expert_taken: bool = False
+    """True if the expert acted in the last turn."""
     returned: float = 0.0
     length: int = 0
     """Number of executed actions."""
@@ -250,9 +271,12 @@ async def _ask_expert(
     limit = account.expert.takes_over_above
     bounds = env.spec.action
     both = np.clip([acted, chunk], bounds.low, bounds.high)  # a number beyond the bounds acts as the bound does
-    is_taken = limit is not None and float(np.abs(both[0] - both[1]).max()) > limit
+    # Until the difference is small again: else the labels end at the limit, before the expert has reached its goal.
+    exceeded = account.expert.return_limit if account.has_expert_taken else limit
+    is_taken = exceeded is not None and float(np.abs(both[0] - both[1]).max()) > exceeded
     if limit is None or is_taken:
         account.shown[turn] = actions.encode(chunk)
+    account.has_expert_taken = is_taken
     account.num_taken_over += is_taken
     return chunk if is_taken else None
 

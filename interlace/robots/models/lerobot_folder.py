@@ -40,7 +40,7 @@ UNSUPPORTED = {
     "use_visual_memory": "reads earlier pictures",
     "use_proprioceptive_memory": "reads earlier states",
 }
-"""Setting of config.json -> what a policy then does that is not done here."""
+"""Setting of config.json -> effect that is not supported."""
 DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
     "smolvla": {"side": 512, "tokens": 48},
     "pi0": {"side": 224, "tokens": 48},
@@ -181,7 +181,7 @@ class LerobotFolder:
         return self.action.normalize(actions - self._find_offsets(state))
 
     def _find_offsets(self, state: FloatArray) -> FloatArray:
-        """Returns what is added to a relative action, [A]; zeros without relative numbers."""
+        """Returns the state of the relative numbers of an action, [A], and 0 of the others."""
         if self.relative is None:
             return np.zeros(self.schedule.size, np.float32)
         return np.where(self.relative, np.asarray(state, np.float32)[: self.schedule.size], np.float32(0))

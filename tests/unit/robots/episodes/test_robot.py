@@ -1,6 +1,7 @@
 """In a robot's episode, observations become prompts, and tokens become actions."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -151,3 +152,36 @@ def test_the_expert_compares_actions_as_the_simulator_executes_them() -> None:
             fleet.close()
 
     assert asyncio.run(ask_all()) == [(False, 0), (True, 1)]
+
+
+def test_the_expert_acts_until_the_policy_is_close_to_it_again() -> None:
+    policy = actions(low=-np.ones(1, np.float32), high=np.ones(1, np.float32), is_gaussian=True)
+    fleet = EnvFleet(EnvConfig(family="tests.support.dot_simulator:Dot", settings={"tasks": ["far"]}, num_envs=1))
+
+    async def ask_all(expert: ExpertHelp, answers: Sequence[float]) -> tuple[list[bool], _Account]:
+        account, taken = _Account(context=[], task=0, expert=expert), []
+        async with fleet.episode(Start(task=0, init_state=0)) as env:
+            wanted = await env.expert_actions(policy.chunk)
+            assert np.abs(wanted).min() == 1
+            for turn, answer in enumerate(answers):
+                found = await _ask_expert(env, policy, account, turn, answer * wanted)
+                taken.append(found is not None)
+        return taken, account
+
+    async def ask_both() -> list[tuple[list[bool], _Account]]:
+        given = (ExpertHelp(takes_over_above=0.5), ExpertHelp(takes_over_above=0.5, returns_below=0.1))
+        try:
+            return [await ask_all(each, (1.0, 0.4, 0.7, 0.8, 0.7)) for each in given]
+        finally:
+            fleet.close()
+
+    # The differences are 0, 0.6, 0.3, 0.2 and 0.3; without returns_below the policy acts again at 0.25.
+    (taken, account), (longer, _) = asyncio.run(ask_both())
+    assert taken == [False, True, True, False, False] and longer == [False, True, True, True, True]
+    assert sorted(account.shown) == [1, 2] and account.num_taken_over == 2
+
+
+@pytest.mark.parametrize("given", [{"returns_below": 0.1}, {"takes_over_above": 0.5, "returns_below": 0.6}])
+def test_an_expert_returns_below_the_difference_at_which_it_takes_over(given: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"Set takes_over_above, or lower returns_below"):
+        ExpertHelp.parse(given)
