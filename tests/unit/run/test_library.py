@@ -112,6 +112,13 @@ def test_a_list_of_rewards_has_parts_and_a_part_may_be_a_list_with_its_weight(tm
         ProgramInputs(reward=[["exact", "math_verify"]]).sections(tmp_path, SIZES)
 
 
+def test_a_module_of_torch_is_no_reward(tmp_path: Path) -> None:
+    """Its call takes any arguments, so the first step failed whole."""
+    for reward in (torch.nn.Linear(2, 1), [(torch.nn.Linear(2, 1), 0.5)]):
+        with pytest.raises(UserError, match=r'a Linear, a module of torch.*"name": "model", "model": FOLDER'):
+            ProgramInputs(reward=reward).sections(tmp_path, SIZES)
+
+
 def test_a_class_or_function_is_a_setting_by_its_name(tmp_path: Path) -> None:
     from interlace.algorithms.dapo import DAPO
     from tests.support.reward_functions import size
