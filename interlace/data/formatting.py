@@ -152,7 +152,8 @@ def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -
 
     A text that a template wrote begins with the start token; the tokenizer's own is then left out.
     """
-    ids: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    # verbose=False: a prompt that is too long is refused or dropped, about which transformers would warn too.
+    ids: list[list[int]] = tokenizer(list(texts), verbose=False)["input_ids"]
     begins_twice = 2 * [tokenizer.bos_token_id]
     ids = [tokens[1:] if tokens[:2] == begins_twice else tokens for tokens in ids]
     return [drop_added_end(tokenizer, text, tokens) for text, tokens in zip(texts, ids, strict=True)]

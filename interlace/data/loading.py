@@ -137,8 +137,13 @@ def load_prompts(
     taken = set() if has_starts else {prompt.text for prompt in heldout}
     rest = tuple(prompt for prompt in train if prompt.text not in taken)
     if not rest:
-        why = f"{sum(loader.dropped.values())} were dropped as too long, and" if loader.dropped else "every prompt is"
-        raise UserError(f"no prompt is left to train on: {why} held out. Check the task's held-out prompts and limits.")
+        num_dropped, others = sum(loader.dropped.values()), " and all others are held out" if heldout else ""
+        why = (
+            f"{num_dropped} were dropped as longer than max_prompt_tokens{others}"
+            if num_dropped
+            else "all are held out"
+        )
+        raise UserError(f"no prompt is left to train on: {why}. Raise the limit, or hold out fewer prompts.")
     _check_each_source(config, rest)
     return PromptSet(train=rest, heldout=tuple(heldout), dropped=dict(loader.dropped))
 

@@ -5,7 +5,7 @@ tuple `PRELOAD`, so that worker processes share one import; `MEMORY_MIB` limits 
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -105,10 +105,23 @@ async def evaluate_batch_async(
     """Does the work of evaluate_batch() for functions that may be awaited."""
     texts = [_find_scored_text(request.response, config) for request in requests]
     shown = [replace(each, response=text) for each, text in zip(requests, texts, strict=True) if text is not None]
-    scores = [await call.scores(shown) if shown else [] for call in reward.calls]
+    scores = [await call.scores([_copy_request(each) for each in shown]) if shown else [] for call in reward.calls]
     values = zip(*scores, strict=True)
     results = iter([_make_result(reward, config, *pair) for pair in zip(shown, values, strict=True)])
     return [verdict(False, config) if text is None else next(results) for text in texts]
+
+
+def _copy_request(request: ScoreRequest) -> ScoreRequest:
+    """Returns a request with values that a function may change: other samples have the row, too, and later steps."""
+    metadata = {name: _copy_value(value) for name, value in request.metadata.items()}
+    messages = tuple({name: _copy_value(value) for name, value in each.items()} for each in request.messages)
+    return replace(request, metadata=metadata, messages=messages)
+
+
+def _copy_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copy_value(inner) for name, inner in value.items()}
+    return [_copy_value(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _make_result(

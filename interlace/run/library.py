@@ -17,7 +17,7 @@ from interlace.rewards.given import is_given, loaded_name
 from interlace.run.program_data import TaskWriter
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
-from interlace.run.program_rows import ColumnMap
+from interlace.run.program_rows import ColumnMap, read_columns
 from interlace.run.recipe.config import SHORT, Recipe, is_offline
 from interlace.run.recipe.load import adapt_to_rows, load_recipe, merge_sections
 
@@ -87,15 +87,14 @@ class ProgramInputs:
 
         has_completions: the run trains on given completions.
         """
-        if self.columns is not None and not isinstance(self.columns, Mapping):
-            raise UserError(f'columns is {self.columns!r}: give a mapping, such as columns={{"prompt": "question"}}.')
+        columns = {} if self.columns is None else read_columns(self.columns)
         found: dict[str, object] = {name: _to_plain(value) for name, value in settings.items()}
         if self.reward is not None:
             found["reward"] = reward_section(self.reward)
         task = found.get("task")
         writer = TaskWriter(
             omit=task.get("omit") if isinstance(task, Mapping) else (),
-            columns=dict(self.columns or {}),
+            columns=columns,
             heldout_size=self.heldout_size,
             reward=found.get("reward"),
             root=root,
@@ -106,7 +105,7 @@ class ProgramInputs:
         if self.data is not None:
             section = {name: _to_plain(value) for name, value in writer.section(self.data).items()}
             found["task"] = _join_task(section, task)
-        elif self.heldout_size is not None or self.columns:
+        elif self.heldout_size is not None or columns:
             raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
         if self.model is not None:
             found["model"] = self._model(root)

@@ -12,7 +12,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.observe.program_files import DATA_FOLDER
 from interlace.run.program_reward import load_calls, reward_section
-from interlace.run.program_rows import ColumnMap, write_rows
+from interlace.run.program_rows import ColumnMap, read_columns, write_rows
 from interlace.run.recipe.config import SHORT
 
 SOURCE, WEIGHT = "source", "weight"
@@ -68,10 +68,8 @@ class TaskWriter:
         source = part.get(SOURCE)
         if source is None or isinstance(source, str | Path | Config):
             return str(given) if isinstance(given, Path) else given
-        columns, omit = part.get("columns") or {}, part.get("omit")
-        if not isinstance(columns, Mapping):
-            return given
         place = f'task["heldout_sets"][{name!r}]'
+        columns, omit = read_columns(part.get("columns") or {}, place), part.get("omit")
         written = self._write_rows(source, columns, self.reward, omit, place, name)
         return {**{key: value for key, value in part.items() if key not in (SOURCE, "columns")}, **written}
 
@@ -92,9 +90,7 @@ class TaskWriter:
         if part.get("name", name) != name:
             raise UserError(f"{place} has the name {part['name']!r}: the key is the name. Leave `name` out.")
         weight = _check_weight(part.pop(WEIGHT, 1.0), place)
-        columns, reward = part.pop("columns", None) or {}, part.pop("reward", None)
-        if not isinstance(columns, Mapping):
-            raise UserError(f"{place}: columns is {columns!r}, and it maps names here to columns of the data.")
+        columns, reward = read_columns(part.pop("columns", None) or {}, place), part.pop("reward", None)
         found: dict[str, object] = {"name": name, WEIGHT: weight}
         if reward is not None:
             found["reward"] = reward_section(reward)

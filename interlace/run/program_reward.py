@@ -1,5 +1,6 @@
 """The section `reward` made from a program's function, object or list of rewards."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeGuard
@@ -49,6 +50,12 @@ def _describe_function(function: object) -> dict[str, Any]:
         raise UserError(
             f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
             "a built-in, a list of these, or the section `reward`."
+        )
+    if all(hasattr(function, name) for name in ("forward", "state_dict")) and not inspect.isclass(function):
+        raise UserError(
+            f"reward is a {type(function).__name__}, a module of torch, and its call names no arguments: give a "
+            "function that calls it. A sequence classifier is saved to a folder with its tokenizer and given as "
+            'reward={"name": "model", "model": FOLDER}.'
         )
     return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}
 

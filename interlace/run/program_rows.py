@@ -65,6 +65,22 @@ def write_rows(
     return path
 
 
+def read_columns(columns: object, place: str = "") -> ColumnMap:
+    """Returns a map of columns; a number, as a DataFrame names a column, as text. Raises UserError for another value.
+
+    place: of a source of a mixture, for the message.
+    """
+    before = f"{place}: " if place else ""
+    if not isinstance(columns, Mapping):
+        raise UserError(f'{before}columns is {columns!r}: give a mapping, such as columns={{"prompt": "question"}}.')
+    for name, column in columns.items():
+        if not isinstance(name, str) or not isinstance(column, str | int | None) or isinstance(column, bool):
+            raise UserError(
+                f"{before}columns has {name!r}: {column!r}, and it maps a name to the name of a column, or to None."
+            )
+    return {name: column if column is None else str(column) for name, column in columns.items()}
+
+
 @contextmanager
 def rows_by_place(places: Mapping[Path, str]) -> Iterator[None]:
     """Rewrites errors about the files of a program's rows, so that they name a row as data[N].

@@ -1,5 +1,6 @@
 """Rows are formatted as prompts for the model."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,18 @@ def test_the_text_of_another_template_is_read_unchanged() -> None:
     replaced = PromptFormat(template="Q: {prompt}", replace={"S": "s"})
     assert read_prompt(render(row(), replaced), replaced) == "Q: sort."
     assert read_prompt("Sort.", PromptFormat(template="Q: {prompt}")) == "Sort.", "it was written otherwise"
+
+
+def test_a_long_prompt_brings_no_warning_of_transformers(caplog: pytest.LogCaptureFixture) -> None:
+    """The run refuses or drops such a prompt itself, and no indexing error follows."""
+    tokenizer: PreTrainedTokenizerBase = build_tokenizer(16)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        to_prompts([row("1" * 40)], ["1" * 40], PromptFormat(), tokenizer)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.messages
 
 
 def test_a_template_names_the_prompt_and_columns() -> None:

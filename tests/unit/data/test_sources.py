@@ -77,7 +77,9 @@ def test_prompts_that_are_too_long_are_refused_or_dropped_and_counted(
         load(tokenizer, data)
     found = load(tokenizer, {**data, "overlong": "drop"})
     assert ([prompt.text for prompt in found.train], dict(found.dropped)) == (["a"], {"": 2})
-    with pytest.raises(UserError, match="no prompt is left to train on: 3 were dropped"):
+    with pytest.raises(
+        UserError, match=r"no prompt is left to train on: 3 were dropped as longer than max_prompt_tokens\. Raise"
+    ):
         load(tokenizer, {**data, "overlong": "drop", "files": {"train": file(tmp_path, "b.jsonl", *["x" * 30] * 3)}})
 
 

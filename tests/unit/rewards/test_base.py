@@ -32,6 +32,21 @@ def test_a_verdict_becomes_the_configured_reward() -> None:
     assert (returning(False).reward, returning(False).parts) == (-1.0, {"accuracy": 0.0})
 
 
+def test_a_function_that_changes_its_arguments_does_not_change_the_row() -> None:
+    """The other samples of the prompt have the same row, and so do later steps."""
+
+    def takes(metadata: dict[str, JSON], messages: list[dict[str, str]], cases: list[int]) -> float:
+        messages[0]["content"] = ""
+        cases.append(1)
+        return float(metadata.pop("level")) + len(cases)  # type: ignore[arg-type]
+
+    row, chat = {"level": 3, "cases": [0]}, ({"role": "user", "content": "q"},)
+    request = ScoreRequest(prompt="q", response="", answer="", metadata=row, messages=chat)
+    found = [evaluate(takes, RewardConfig(name="package.module:function"), request) for _ in range(2)]
+    assert [each.reward for each in found] == [5.0, 5.0], found
+    assert row == {"level": 3, "cases": [0]} and chat[0]["content"] == "q"
+
+
 def test_a_verdict_has_no_parts_to_weigh() -> None:
     """Its metric is 1 or 0 whatever it counts as, so a weight of half would not halve the reward."""
     weights = {"shaping": {"weights": {"accuracy": 0.5}}}

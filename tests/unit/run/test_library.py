@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pandas import DataFrame
 
 from interlace import train
 from interlace.api.given_run import GivenRun
@@ -27,6 +28,14 @@ def test_columns_of_a_file_are_mapped(tmp_path: Path) -> None:
     path.write_text('{"question": "1+1", "reward_model": {"ground_truth": "2"}}\n')
     columns = {"prompt": "question", "answer": "reward_model.ground_truth"}
     given = ProgramInputs(model="tiny:micro", data=str(path), columns=columns, reward="exact")
+    [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
+    assert (prompt.text, prompt.answer) == ("1+1", "2")
+
+
+def test_a_column_of_a_data_frame_is_a_number(tmp_path: Path) -> None:
+    given = ProgramInputs(
+        model="tiny:micro", data=DataFrame([["1+1", "2"]]), columns={"prompt": 0, "answer": 1}, reward="exact"
+    )  # type: ignore[dict-item]  # fmt: skip
     [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
     assert (prompt.text, prompt.answer) == ("1+1", "2")
 
@@ -101,6 +110,13 @@ def test_a_list_of_rewards_has_parts_and_a_part_may_be_a_list_with_its_weight(tm
         ProgramInputs(reward=[]).sections(tmp_path, SIZES)
     with pytest.raises(UserError, match=r"a part of reward is \['exact', 'math_verify'\]: a part is a function"):
         ProgramInputs(reward=[["exact", "math_verify"]]).sections(tmp_path, SIZES)
+
+
+def test_a_module_of_torch_is_no_reward(tmp_path: Path) -> None:
+    """Its call takes any arguments, so the first step failed whole."""
+    for reward in (torch.nn.Linear(2, 1), [(torch.nn.Linear(2, 1), 0.5)]):
+        with pytest.raises(UserError, match=r'a Linear, a module of torch.*"name": "model", "model": FOLDER'):
+            ProgramInputs(reward=reward).sections(tmp_path, SIZES)
 
 
 def test_a_class_or_function_is_a_setting_by_its_name(tmp_path: Path) -> None:
@@ -191,6 +207,8 @@ def test_an_answer_that_is_left_out_is_a_column_of_the_row(tmp_path: Path) -> No
     ("inputs", "settings", "words"),
     [
         ({"columns": ["prompt"]}, {}, r"columns is \['prompt'\]: give a mapping"),
+        ({"columns": {"prompt": ["question"]}}, {}, r"columns has 'prompt': \['question'\], and it maps a name to"),
+        ({"columns": {"prompt": True}}, {}, "columns has 'prompt': True, and it maps a name to"),
         ({}, {"optimizer.lr": 1e-3}, r"In Python a section is a dictionary: optimizer=\{'lr': ...\}"),
         ({}, {"actor.lora.rank": 4}, r"In Python a section is a dictionary: actor=\{'lora': \{'rank': ...\}\}"),
         ({}, {"algorithm": type("Own", (), {})}, "A class is named as package.module:Class"),
