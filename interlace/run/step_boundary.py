@@ -44,17 +44,6 @@ def list_solved(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float
     return found
 
 
-def is_evaluation_due(step: int, *, eval_every: int, sync_every: int) -> bool:
-    """Returns whether a step ends with an evaluation.
-
-    An evaluation that falls due between two publications follows with the next one: until then the engines serve the
-    weights of an earlier step, whose accuracy would count as the accuracy of this step and of its checkpoint.
-    """
-    if not eval_every or step % sync_every:
-        return False
-    return step // eval_every > (step - sync_every) // eval_every
-
-
 class StepBoundary(Boundary):
     """Observer of the flow: logs each step, writes checkpoints and evaluates."""
 
@@ -99,8 +88,7 @@ class StepBoundary(Boundary):
         boundary, num_updates = self._state_later(), self._run.num_updates
         evaluation: Metrics = {}
         self.after = None
-        sync_every = recipe.schedule.resolved.sync_every
-        is_due = is_evaluation_due(result.step, eval_every=recipe.eval_every, sync_every=sync_every)
+        is_due = recipe.schedule.resolved.is_evaluation_due(result.step, eval_every=recipe.eval_every)
         if is_due and self._evaluator.has_prompts:
             self.after = await self._evaluate(f"evaluation after step {result.step}")
             evaluation = self.after.metrics()
