@@ -88,7 +88,7 @@ class StepBoundary(Boundary):
         boundary, num_updates = self._state_later(), self._run.num_updates
         evaluation: Metrics = {}
         self.after = None
-        is_due = self._run.publisher.is_evaluation_due(result.step, eval_every=recipe.eval_every)
+        is_due = recipe.schedule.resolved.is_evaluation_due(result.step, eval_every=recipe.eval_every)
         if is_due and self._evaluator.has_prompts:
             self.after = await self._evaluate(f"evaluation after step {result.step}")
             evaluation = self.after.metrics()
@@ -181,6 +181,7 @@ class StepBoundary(Boundary):
         self._logger.log_samples(step, samples)
 
     def _state_later(self) -> StateLater:
+        """Returns a function that makes the current state."""
         in_flight = self._run.admission.in_flight()
         groups = in_flight.groups
         stream = self._stream.state_later([*(group.prompt for group in groups), *in_flight.waiting])

@@ -269,6 +269,16 @@ class Schedule(Config):
         """Returns the number of publications in `num_steps` steps."""
         return num_steps // self.sync_every
 
+    def is_evaluation_due(self, step: int, *, eval_every: int) -> bool:
+        """Returns whether a step ends with an evaluation.
+
+        An evaluation that falls due between two publications follows with the next one: until then the engines serve
+        the weights of an earlier step, whose accuracy would count as the accuracy of this step and of its checkpoint.
+        """
+        if not eval_every or step % self.sync_every:
+            return False
+        return step // eval_every > (step - self.sync_every) // eval_every
+
     def budget_tokens(self, mean_tokens: float) -> int | None:
         """Returns `rollout_budget` in tokens.
 

@@ -49,10 +49,6 @@ class Publisher:
         self._pool.resume()
         return True
 
-    def is_evaluation_due(self, step: int, *, eval_every: int) -> bool:
-        """Returns whether step `step`, counted from 1, ends with an evaluation. See is_evaluation_due()."""
-        return is_evaluation_due(step, eval_every=eval_every, sync_every=self._sync_every)
-
     async def _write_weights(self, version: int) -> WeightRef:
         # Without a copy, training would change weights that an engine still reads: an engine that swaps later than the
         # trainer continues, or one that joins or returns between two publications.
@@ -73,14 +69,3 @@ class Publisher:
         sample = Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, segments=(Segment(token_ids=token_ids[1:]),))
         [logprobs] = await self._actor.with_cause("publication").logprobs([sample])
         return WeightProbe(token_ids=token_ids.tolist(), logprobs=logprobs.tolist())
-
-
-def is_evaluation_due(step: int, *, eval_every: int, sync_every: int) -> bool:
-    """Returns whether a step ends with an evaluation.
-
-    An evaluation that falls due between two publications follows with the next one: until then the engines serve the
-    weights of an earlier step, whose accuracy would count as the accuracy of this step and of its checkpoint.
-    """
-    if not eval_every or step % sync_every:
-        return False
-    return step // eval_every > (step - sync_every) // eval_every

@@ -9,7 +9,7 @@ from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.jsonl import read_whole_rows
 from interlace.run.library import Settings
-from interlace.stages.publish import is_evaluation_due
+from interlace.schedule.schedule import Schedule
 from tests.support.training import run_recipe
 
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
@@ -57,10 +57,12 @@ def test_an_evaluation_measures_the_weights_of_its_step(tmp_path: Path) -> None:
     """Between two publications the engines have weights of an earlier step; the last step's are sent for the end."""
     run = train(tmp_path, 5, eval_every=1, schedule={"sync_every": 2})
     assert [row["step"] for row in read_whole_rows(run.folder / "evaluations.jsonl")] == [0, 2, 4, 5]
-    due = [step for step in range(1, 13) if is_evaluation_due(step, eval_every=3, sync_every=4)]
-    assert due == [4, 8, 12]
-    assert [step for step in range(1, 13) if is_evaluation_due(step, eval_every=6, sync_every=4)] == [8, 12]
-    assert [step for step in range(1, 7) if is_evaluation_due(step, eval_every=3, sync_every=1)] == [3, 6]
+
+    def due(eval_every: int, sync_every: int) -> list[int]:
+        schedule = Schedule(sync_every=sync_every)
+        return [step for step in range(1, 13) if schedule.is_evaluation_due(step, eval_every=eval_every)]
+
+    assert (due(3, 4), due(6, 4), due(4, 1), due(0, 1)) == ([4, 8, 12], [8, 12], [4, 8, 12], [])
 
 
 def test_mistakes(tmp_path: Path) -> None:
