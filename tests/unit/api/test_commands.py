@@ -70,7 +70,7 @@ def test_a_simulation_takes_devices_by_their_data_sheet() -> None:
     assert changed.rows[0]["samples"] != row["samples"]
     with pytest.raises(UserError, match=r"8xH100-40GB: .* such as 8xH100-80GB"):
         simulate("8xH100-40GB")
-    with pytest.raises(UserError, match="by their data sheet: leave out profile="):
+    with pytest.raises(UserError, match=r"by their data sheet: leave out profile\."):
         simulate("4xH100", profile="qwen2.5-7b-h20")
     with pytest.raises(UserError, match=r"a number and a kind \(8xH100-80GB\)"):
         simulate("8xH100,2")

@@ -33,9 +33,8 @@ def test_columns_of_a_file_are_mapped(tmp_path: Path) -> None:
 
 
 def test_a_column_of_a_data_frame_is_a_number(tmp_path: Path) -> None:
-    given = ProgramInputs(
-        model="tiny:micro", data=DataFrame([["1+1", "2"]]), columns={"prompt": 0, "answer": 1}, reward="exact"
-    )  # type: ignore[dict-item]  # fmt: skip
+    columns: Any = {"prompt": 0, "answer": 1}
+    given = ProgramInputs(model="tiny:micro", data=DataFrame([["1+1", "2"]]), columns=columns, reward="exact")
     [prompt] = recipe_prompts(given.sections(tmp_path, SIZES).recipe()).train
     assert (prompt.text, prompt.answer) == ("1+1", "2")
 
