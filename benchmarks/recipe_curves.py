@@ -57,14 +57,17 @@ class Measure:
 ROWS = {"metric": "eval/row_accuracy", "name": "right held-out completions"}
 PAIRS = {"metric": "eval/accuracy", "name": "held-out pairs in order"}
 ROBOT = {"metric": "eval/accuracy_greedy", "name": "held-out success, greedy"}
-EPISODES = {"metric": "env/success", "name": "training success, mean of 3 steps", "window": 3}
+EPISODES = {
+    "metric": "env/success", "name": "training success, mean of 3 steps", "window": 3,
+    "settings": ("task.starts.heldout_size=0",),
+}  # fmt: skip
 MEASURES = {
     "quickstart": Measure(eval_every=6),
     "quickstart-lora": Measure(
         recipe="quickstart", settings=("actor.lora.rank=16", "optimizer.lr=3e-3", "steps=30"), eval_every=3
     ),
     "logic": Measure(eval_every=6),
-    "reasoning": Measure(eval_every=6),
+    "reasoning": Measure(eval_every=15),
     "code": Measure(eval_every=9),
     "calculator": Measure(),
     "second_guess": Measure(),
