@@ -57,23 +57,26 @@ class Measure:
 ROWS = {"metric": "eval/row_accuracy", "name": "right held-out completions"}
 PAIRS = {"metric": "eval/accuracy", "name": "held-out pairs in order"}
 ROBOT = {"metric": "eval/accuracy_greedy", "name": "held-out success, greedy"}
-EPISODES = {"metric": "env/success", "name": "training success, mean of 3 steps", "window": 3}
+EPISODES = {
+    "metric": "env/success", "name": "training success, 3-step mean", "window": 3,
+    "settings": ("task.starts.heldout_size=0",),
+}  # fmt: skip
 MEASURES = {
     "quickstart": Measure(eval_every=6),
     "quickstart-lora": Measure(
         recipe="quickstart", settings=("actor.lora.rank=16", "optimizer.lr=3e-3", "steps=30"), eval_every=3
     ),
     "logic": Measure(eval_every=6),
-    "reasoning": Measure(eval_every=6),
+    "reasoning": Measure(eval_every=15),
     "code": Measure(eval_every=9),
     "calculator": Measure(),
     "second_guess": Measure(),
     "react": Measure(),
     "program": Measure(),
     "robot": Measure(**ROBOT, eval_every=20),
-    "robot-pendulum": Measure(metric="env/return", name="training return, mean of 5 steps", scale=10.0, window=5),
+    "robot-pendulum": Measure(metric="env/return", name="training return, 5-step mean", scale=10.0, window=5),
     "robot-cartpole": Measure(
-        metric="env/return", name="training return, mean of 3 steps", scale=100.0, window=3, settings=("epochs=10",)
+        metric="env/return", name="training return, 3-step mean", scale=100.0, window=3, settings=("epochs=10",)
     ),
     "robot-iql": Measure(**EPISODES),
     "robot-awr": Measure(**EPISODES),
@@ -83,7 +86,7 @@ MEASURES = {
     "dpo": Measure(**PAIRS, eval_every=15),
     "reward-model": Measure(**PAIRS, eval_every=15),
     "distill": Measure(eval_every=20),
-    "smollm2": Measure(metric="reward/mean", name="training accuracy, mean of 5 steps", window=5),
+    "smollm2": Measure(metric="reward/mean", name="training accuracy, 5-step mean", window=5),
 }
 
 
