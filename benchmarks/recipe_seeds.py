@@ -25,7 +25,7 @@ from interlace.run.best import choose_checkpoint
 
 NAME = "benchmarks/recipe_seeds.py"
 INSTRUCTION_SETS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "machine": {}}
-TEACHERS = {"distill": "sft"}
+TEACHERS = {"distill": "sft", "smollm2-distill": "smollm2"}
 """Recipe -> the recipe whose last checkpoint it takes as `reference.model`, from the run of the same seed."""
 MEASURES = {"sft": "eval/loss", "dpo": "eval/accuracy", "reward-model": "eval/accuracy"}
 RECIPES = (
