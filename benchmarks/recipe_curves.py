@@ -87,6 +87,7 @@ MEASURES = {
     "reward-model": Measure(**PAIRS, eval_every=15),
     "distill": Measure(eval_every=20),
     "smollm2": Measure(metric="reward/mean", name="training accuracy, 5-step mean", window=5),
+    "smollm2-lora": Measure(metric="reward/mean", name="training accuracy, 5-step mean", window=5),
     "smollm2-distill": Measure(eval_every=10),
 }
 

@@ -61,6 +61,22 @@ def test_the_recipe_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     lines = [line for file in (folder / "runs/mine/samples").iterdir() for line in file.read_text().splitlines()]
     assert len(lines) == 2 * 4 * 8
     assert len({json.loads(line)["prompt"] for line in lines}) == 4, "the other two, chats, are held out"
+    [more] = re.findall(r"`interlace (train mine.yaml --resume) steps=100`", TEXT)
+    commands = [[*more.split(), "steps=3"], ["report", "mine"], ["eval", "runs/mine", "--recipe", "mine.yaml"]]
+    for words in commands:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert len((folder / "runs/mine/metrics.jsonl").read_text().splitlines()) == 3
+    assert (folder / "runs/mine/report.html").exists()
+    assert "accuracy" in done.output
+
+
+def test_the_recipe_is_tried_with_a_small_random_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [command] = re.findall(r"`interlace (train mine.yaml model=.*?)`", TEXT)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
 
 
 def test_the_call_from_python_trains(
