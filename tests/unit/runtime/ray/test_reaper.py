@@ -30,13 +30,18 @@ def test_a_killed_command_that_joined_a_ray_leaves_no_shared_memory(is_stopped: 
     """is_stopped: a signal has stopped the reaper."""
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
-        folder = Path(driver.stdout.readline().strip())
-        reapers = handles(running(driver.pid, "reaper.py"))
-        assert folder.is_dir() and len(reapers) == 1
-        if is_stopped:
+        try:
+            folder = Path(driver.stdout.readline().strip())
+            wait_until(
+                lambda: len(running(driver.pid, "reaper.py")) == 1
+            )  # until then it has the driver's command line
             [reaper] = running(driver.pid, "reaper.py")
-            wait_until(lambda: read_stat(reaper)[0] == "S")  # it waits for the end of the driver
-            signal.pidfd_send_signal(reapers[0], signal.SIGSTOP)
-        driver.send_signal(signal.SIGKILL)
+            reapers = handles([reaper])
+            assert folder.is_dir()
+            if is_stopped:
+                wait_until(lambda: read_stat(reaper)[0] == "S")  # it waits for the end of the driver
+                signal.pidfd_send_signal(reapers[0], signal.SIGSTOP)
+        finally:
+            driver.kill()
         assert all_gone(reapers, 30.0)
         assert not folder.exists()
