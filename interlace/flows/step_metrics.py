@@ -55,6 +55,7 @@ class StepMeter:
         """
         timeline = self._cluster.timeline
         records = timeline.take()
+        self._waits.add_calls(records.served)
         spans, end_s = records.touching, records.end_s
         staleness_mean = sum(batch.staleness) / max(1, len(batch.staleness))
         staleness_max = max(batch.staleness, default=0)
@@ -87,7 +88,7 @@ class StepMeter:
             "perf/tokens_per_device_s": num_tokens / (step_s * len(self._cluster.devices)),
             "sched/in_flight": num_in_flight,
             "sched/queued_max": max([call.num_queued for call in records.served], default=0),
-            "sched/oldest_wait_s": self._waits.find_oldest(records.served, [entry.sample.key for entry in ended]),
+            "sched/oldest_wait_s": self._waits.take_oldest([entry.sample.key for entry in ended]),
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
             "sched/mixed_versions": _measure_mixed_share(trained),
@@ -110,6 +111,7 @@ class StepMeter:
     def _book_boundary(self) -> float:
         """Adds the time between two steps to the ledger. Returns the end of that time, in seconds."""
         books, records = self._ledger_builder, self._cluster.timeline.take()
+        self._waits.add_calls(records.served)  # engines also serve during an evaluation or a checkpoint
         ledger = books.between(records, evaluated=self._evaluated) if self._num_steps else books.startup(records)
         self._ledger, self._evaluated = self._ledger.plus(ledger), False
         return records.end_s
@@ -140,23 +142,27 @@ class WaitMeter:
     """Measures the waits of requests for their engines."""
 
     def __init__(self) -> None:
+        self._oldest_s = 0.0
         self._open: set[tuple[int, int, int]] = set()
         """Group, index and turn of begun turns: an engine that continues one after an interruption begins it again."""
 
-    def find_oldest(self, calls: Sequence[EngineCall], ended: Iterable[SampleKey]) -> float:
-        """Returns the longest time from a request to the call that began its turn, in seconds; 0 if none began.
-
-        calls: in order. ended: samples that ended since the last step.
-        """
-        oldest = 0.0
+    def add_calls(self, calls: Iterable[EngineCall]) -> None:
+        """Adds the calls of engines, in order."""
         for call in calls:
             for gid, number, turn, asked_s in call.begun:
                 if (gid, number, turn) not in self._open:
                     self._open.add((gid, number, turn))
-                    oldest = max(oldest, call.span.start_s - asked_s)
+                    self._oldest_s = max(self._oldest_s, call.span.start_s - asked_s)
+
+    def take_oldest(self, ended: Iterable[SampleKey]) -> float:
+        """Returns the longest time from a request to the call that began its turn, in seconds; 0 if no turn began.
+
+        ended: samples that ended. Both are counted since the last call of this method.
+        """
+        oldest_s, self._oldest_s = self._oldest_s, 0.0
         gone = set(ended)
         self._open = {each for each in self._open if SampleKey(each[0], each[1]) not in gone}
-        return oldest
+        return oldest_s
 
 
 def group_metrics(samples: Sequence[Sample]) -> Metrics:

@@ -5,12 +5,13 @@ tuple `PRELOAD`, so that worker processes share one import; `MEMORY_MIB` limits 
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from interlace import rewards
 from interlace.core.errors import UserError
+from interlace.core.json_values import copy_json
 from interlace.core.plugins import builtin_module, load_object
 from interlace.core.types import RewardResult
 from interlace.rewards.config import GIVEN, RewardConfig, RewardPart, label_of, reward_names
@@ -113,15 +114,8 @@ async def evaluate_batch_async(
 
 def _copy_request(request: ScoreRequest) -> ScoreRequest:
     """Returns a request with values that a function may change: other samples have the row, too, and later steps."""
-    metadata = {name: _copy_value(value) for name, value in request.metadata.items()}
-    messages = tuple({name: _copy_value(value) for name, value in each.items()} for each in request.messages)
-    return replace(request, metadata=metadata, messages=messages)
-
-
-def _copy_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _copy_value(inner) for name, inner in value.items()}
-    return [_copy_value(inner) for inner in value] if isinstance(value, list) else value
+    messages = tuple(copy_json(each) for each in request.messages)
+    return replace(request, metadata=copy_json(request.metadata), messages=messages)
 
 
 def _make_result(

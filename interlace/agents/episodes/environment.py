@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -13,6 +13,7 @@ from interlace.agents.episodes.verifiers_tasks import VerifiersTaskEpisode, sele
 from interlace.agents.server.host import SessionHost
 from interlace.agents.tools.function import on_thread
 from interlace.core.errors import ContextFullError, UserError
+from interlace.core.json_values import copy_json
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool, to_mapping
 from interlace.core.plugins import load_object
 from interlace.core.types import FinishReason, Prompt
@@ -101,7 +102,7 @@ class EnvironmentEpisode:
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         environment = self._make()
         tools = [as_tool(tool) for tool in getattr(environment, "tools", ())]
-        row = {**prompt.metadata, "uid": prompt.uid, "answer": prompt.answer}
+        row = {**copy_json(prompt.metadata), "uid": prompt.uid, "answer": prompt.answer}
         async with session.waiting("the environment's reset"):
             begun = await _call_method(environment.reset, row)
         messages = list(prompt.messages) if begun is None else _read_messages(begun, "reset")
@@ -183,7 +184,7 @@ class VerifiersEpisode:
 
 def _rollout_input(prompt: Prompt) -> dict[str, Any]:
     """Returns a row in the format of an environment of `verifiers`."""
-    metadata = cast(dict[str, Any], dict(prompt.metadata))
+    metadata: dict[str, Any] = copy_json(prompt.metadata)
     info = metadata.get("info", {})
     return {
         "prompt": [to_mapping(message) for message in prompt.messages],

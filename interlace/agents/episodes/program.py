@@ -20,6 +20,7 @@ from interlace.agents.server.conversation import Conversation
 from interlace.agents.server.host import PATIENCE_S, SessionHost
 from interlace.agents.tools.function import on_thread
 from interlace.core.errors import InterlaceError, UserError
+from interlace.core.json_values import copy_json
 from interlace.core.messages import ToolSpec, as_tool, to_mapping
 from interlace.core.plugins import load_callable, load_object
 from interlace.core.processes import end_command_with_parent, is_start_failure
@@ -167,9 +168,12 @@ class Program:
 
 
 def row_of(prompt: Prompt) -> dict[str, JSON]:
-    """Returns a row in the program's format: the columns, the question's text and messages."""
+    """Returns a row in the program's format: the columns, the question's text and messages.
+
+    It is a copy, because other samples have the row, too, and a function of the user may change what it gets.
+    """
     messages: list[JSON] = [to_mapping(message) for message in prompt.messages]
-    return {**prompt.metadata, "uid": prompt.uid, "prompt": question_of(prompt), "messages": messages}
+    return {**copy_json(prompt.metadata), "uid": prompt.uid, "prompt": question_of(prompt), "messages": messages}
 
 
 def question_of(prompt: Prompt) -> str:

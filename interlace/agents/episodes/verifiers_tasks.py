@@ -19,6 +19,7 @@ from pydantic import JsonValue, ValidationError
 from interlace.agents.server.app import SessionAddress
 from interlace.agents.server.host import SessionHost
 from interlace.core.errors import UserError
+from interlace.core.json_values import copy_json
 from interlace.core.messages import to_mapping
 from interlace.core.types import Prompt
 from interlace.rewards.config import TAKEN
@@ -92,7 +93,7 @@ class VerifiersTaskEpisode:
             return found
         kind = type(environment.taskset).task_type()
         fields = kind.data_type().model_fields
-        row = {**prompt.metadata, "answer": prompt.answer}
+        row = {**copy_json(prompt.metadata), "answer": prompt.answer}
         data = {name: value for name, value in row.items() if name in fields}
         try:
             made = kind.data_type().model_validate(

@@ -233,7 +233,7 @@ class Renderer:
         tail = self.tail_text(answer, new_messages, tools)
         if tail is None:
             return None
-        ids = self._text.encode(tail)
+        ids = self._text.encode(tail, continues=True)
         if previous_ids[-1] in self.stop_token_ids:
             # Any end token of the answer, such as one after a call, replaces the template's end tag.
             if ids and (ids[0] == previous_ids[-1] or ids[0] == self._text.tags.get(self._closing)):

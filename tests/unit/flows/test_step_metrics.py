@@ -1,9 +1,16 @@
 """The metrics of a step depend on its samples, not on the order of their ends."""
 
+import asyncio
+
 from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
-from interlace.flows.step_metrics import WaitMeter, _rewards
+from interlace.flows.step_metrics import StepMeter, WaitMeter, _rewards
 from interlace.observe.step_line import estimate_time_left
+from interlace.runtime.sim.cluster import SimCluster
+from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import EngineCall, Span, TurnStart
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+from interlace.stages.batches import Batch
 
 PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
 
@@ -28,9 +35,28 @@ def make_call(start_s: float, *begun: TurnStart) -> EngineCall:
 
 def test_the_oldest_wait_leaves_out_a_turn_that_continues_after_an_interruption() -> None:
     waits, first, second = WaitMeter(), TurnStart(0, 0, 0, 1.0), TurnStart(0, 1, 0, 1.5)
-    assert waits.find_oldest([make_call(2.0, first), make_call(4.0, second)], []) == 2.5
-    assert waits.find_oldest([make_call(9.0, first)], [SampleKey(0, 0)]) == 0.0, "it continues in the next step"
-    assert waits.find_oldest([make_call(9.0, TurnStart(0, 0, 0, 8.0))], []) == 1.0, "the group was drawn again"
+    waits.add_calls([make_call(2.0, first), make_call(4.0, second)])
+    assert waits.take_oldest([]) == 2.5
+    waits.add_calls([make_call(9.0, first)])
+    assert waits.take_oldest([SampleKey(0, 0)]) == 0.0, "it continues in the next step"
+    waits.add_calls([make_call(9.0, TurnStart(0, 0, 0, 8.0))])
+    assert waits.take_oldest([]) == 1.0, "the group was drawn again"
+
+
+def test_a_turn_that_began_during_an_evaluation_did_not_wait_until_it_continued() -> None:
+    """Its first call was not counted, so the step after the evaluation had the time of its decoding as a wait."""
+
+    async def measure() -> float:
+        device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=1)
+        cluster = SimCluster((device,), Schedule(), hang_after_s=1e6)
+        meter, turn = StepMeter(cluster), TurnStart(0, 0, 0, 1.0)
+        cluster.timeline.serve(make_call(2.0, turn))
+        meter.start()
+        cluster.timeline.serve(make_call(9.0, turn))
+        return meter.measure(Batch(0, 1, cluster.waits, pending=list), 0, [], 0)["sched/oldest_wait_s"]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(measure()) == 1.0
 
 
 def test_the_time_left_is_that_of_the_remaining_steps_at_the_pace_of_the_last_eight() -> None:

@@ -6,6 +6,7 @@ import threading
 import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -282,6 +283,18 @@ class Meeting(Guess):
         return [], 1.0, True
 
 
+class Taking(Guess):
+    """Environment that changes the row that it gets."""
+
+    async def reset(self, row: Any) -> list[Mapping[str, str]]:
+        row["cases"].append(row["cases"].pop()["left"].pop())
+        return await super().reset(row)
+
+
+def take_row(row: Any, _base_url: str, _api_key: str) -> float:
+    return float(row["cases"].pop()["left"].pop())
+
+
 class NoStep:
     def reset(self, row: Mapping[str, JSON]) -> None: ...
 
@@ -300,6 +313,22 @@ def test_an_environment_speaks_in_turn_and_rewards_turns() -> None:
     assert [tool.name for tool in kind.tools()] == ["hint"], "prompts list them, and the chat template must write them"
     assert [message.content for message in session.asked[1][0]] == ["guess at level 4", "1", "no"]
     assert session.asked[2][0] == [1, 1.0]  # the second turn, rewarded
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "environment", "environment": f"{__name__}:Taking"},
+        {"name": "program", "function": f"{__name__}:take_row"},
+    ],
+)
+def test_an_episode_that_changes_its_row_does_not_change_that_of_other_samples(settings: dict[str, object]) -> None:
+    """The samples of a prompt have one row, and so do later steps: each later episode failed."""
+    row = replace(ROW, metadata={"level": 4, "cases": [{"left": [1]}]})
+    episode = create_kind(parse_episode(settings)).create()
+    for _ in range(2):
+        asyncio.run(asyncio.wait_for(episode.run(row, Rewarded([TWO])), 20))
+    assert row.metadata == {"level": 4, "cases": [{"left": [1]}]}
 
 
 def test_steps_of_environments_do_not_wait_for_threads_of_the_event_loop() -> None:
