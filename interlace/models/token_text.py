@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,6 +100,7 @@ def with_end(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> list
     return token_ids if token_ids[-1:] == [end] else [*token_ids, end]
 
 
+@lru_cache(maxsize=8)  # it is called for each text
 def adds_space(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Returns whether a tokenizer puts a space before each text, as most of SentencePiece do."""
     first = tokenizer("a", add_special_tokens=False)["input_ids"][:1]

@@ -148,13 +148,18 @@ def remove_private_folder(folder: Path) -> None:
     remove_unused_folders() thus recognizes the remains of a removal that was interrupted. Errors are ignored.
     """
     with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != OWNER:
-                path.unlink(missing_ok=True)
+        for path in [path for path in folder.iterdir() if path.name != OWNER]:
+            _remove(path)
         if all(path.name == OWNER for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _lock(path: Path, flags: int) -> int:
