@@ -48,7 +48,7 @@ class PPO(PolicyAlgorithm):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, critic=True, batch_statistics=self.settings.whiten)
+        return replace(super().needs, critic=True, batch_statistics=self.settings.whiten or self.whitens_batch)
 
     def advantages(self, group: SampleGroup) -> Advantages:
         pairs = [self._estimate(sample) for sample in group.samples]

@@ -17,7 +17,9 @@ from interlace.algorithms.advantages import (
     whitened,
 )
 from interlace.algorithms.base import Advantages
-from interlace.algorithms.policy import GroupAlgorithm
+from interlace.algorithms.grpo import GRPO
+from interlace.algorithms.policy import GroupAlgorithm, PolicyAlgorithm
+from interlace.algorithms.ppo import PPO
 from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FloatArray, Sample, SampleGroup, Segment
 from tests.unit.algorithms.groups import LENGTHS, REWARDS, scored_group
@@ -199,6 +201,13 @@ def test_reinforce_pp_whitens_returns_over_the_batch() -> None:
     together = np.concatenate(algorithm.batch_advantages(samples))
     flat = np.concatenate(returns)
     np.testing.assert_allclose(together, (flat - flat.mean()) / flat.std(), atol=1e-5)
+
+
+@pytest.mark.parametrize("base", [PPO, GRPO])
+def test_a_flag_of_an_own_algorithm_whitens_its_batch(base: type[PolicyAlgorithm]) -> None:
+    own = type("Own", (base,), {"whitens_batch": True})
+    settings = base.Settings.model_validate({"whiten": False} if base is PPO else {})
+    assert own(settings).needs.batch_statistics and not base(settings).needs.batch_statistics
 
 
 def test_whitening_looks_at_trained_tokens_only() -> None:
