@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 RECIPE_HELP = "A shipped recipe (`interlace recipes`) or the path of a YAML file."
 NAMED = ("model", "task", "reward", "episode", "algorithm", "schedule", "cluster", "rollout")
 """Sections that also accept one word, as in `algorithm=dapo`."""
+FLAT = {"AlgorithmChoice": ("name", "settings"), "ScheduleChoice": ("preset", "resolved")}
+"""Class of a section -> its own setting, and its field whose settings a recipe has beside that one."""
 RUNS_HELP = "Names or folders of runs; several are compared."
 STEP_HELP = "Step whose operations are drawn by device, and whose samples have lanes. Default: the middle one."
 
@@ -42,24 +44,34 @@ def complete_setting(incomplete: str) -> list[str]:
     from interlace.run.recipe.config import Recipe
 
     section, dot, start = key.rpartition(".")
-    found_sections: list[type[BaseModel]] = [Recipe]
+    kinds = _list_settings(Recipe)
     for name in section.split(".") if section else ():
-        found_sections = [each for config in found_sections for each in _list_sections(config, name)]
-    fields = {name: config for config in found_sections for name in config.model_fields if name.startswith(start)}
+        kinds = {
+            inner: kind for each in _list_sections(kinds.get(name)) for inner, kind in _list_settings(each).items()
+        }
     found = []
-    for name, config in fields.items():
-        is_section = bool(_list_sections(config, name))
+    for name in [name for name in kinds if name.startswith(start)]:
+        is_section = bool(_list_sections(kinds[name]))
         found += [f"{section}{dot}{name}."] if is_section else []
         found += [f"{section}{dot}{name}="] if not is_section or (not section and name in NAMED) else []
     return found
 
 
-def _list_sections(config: "type[BaseModel]", name: str) -> "list[type[BaseModel]]":
-    """Returns the classes of settings that a setting may contain; empty for a plain value."""
+def _list_settings(config: "type[BaseModel]") -> dict[str, Any]:
+    """Returns the types of the settings of a section, by name, as a recipe has them."""
+    kinds = {name: field.annotation for name, field in config.model_fields.items()}
+    if config.__name__ not in FLAT:
+        return kinds
+    own, inner = FLAT[config.__name__]
+    beside = [_list_settings(each) for each in _list_sections(kinds[inner])]
+    return {own: kinds[own]} | {name: kind for each in beside for name, kind in each.items()}
+
+
+def _list_sections(kind: Any) -> "list[type[BaseModel]]":
+    """Returns the classes of settings that a type of a setting may contain; empty for a plain value."""
     from pydantic import BaseModel
 
-    field = config.model_fields.get(name)
-    open_types, found = [field.annotation] if field else [], []
+    open_types, found = [kind], []
     while open_types:
         kind = open_types.pop()
         if isinstance(kind, type) and issubclass(kind, BaseModel):

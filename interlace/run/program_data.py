@@ -70,7 +70,8 @@ class TaskWriter:
             return str(given) if isinstance(given, Path) else given
         place = f'task["heldout_sets"][{name!r}]'
         columns, omit = read_columns(part.get("columns") or {}, place), part.get("omit")
-        written = self._write_rows(source, columns, self.reward, omit, place, name)
+        file = re.sub(r"[^\w.-]+", "-", name)  # a recipe allows any name of a set
+        written = self._write_rows(source, columns, self.reward, omit, place, file)
         return {**{key: value for key, value in part.items() if key not in (SOURCE, "columns")}, **written}
 
     def _part(self, name: str, given: object) -> dict[str, object]:

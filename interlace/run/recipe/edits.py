@@ -12,6 +12,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_json_text, to_yaml
 from interlace.observe.atomic_file import write_atomic
+from interlace.observe.program_files import follow_moved_files
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import CHANGEABLE, flatten, format_value, may_change
 from interlace.observe.secrets import mask_secrets
@@ -66,7 +67,7 @@ def list_edits(given: GivenRecipe, folder: RunFolder) -> list[str]:
         return []
     if mask_secrets(given.settings)[0] == mask_secrets(started.settings)[0]:
         return []
-    present = parse_yaml(folder.config.read_text(encoding="utf-8"))
+    present = follow_moved_files(parse_yaml(folder.config.read_text(encoding="utf-8")), folder.path.resolve().parent)
     whole = _resolve(started.settings, present), _resolve(given.settings, present)
     old, new = whole if None not in whole else (started.settings, given.settings)
     before, after, values = (
@@ -88,7 +89,8 @@ def _read_started(folder: RunFolder) -> GivenRecipe | None:
     """Returns the recipe that started the run. Returns None if the file is missing or damaged."""
     try:
         found = parse_yaml((folder.path / RECIPE_FILE).read_text(encoding="utf-8"))
-        return GivenRecipe(name=str(found["name"]), settings=dict(found["settings"]))
+        settings = follow_moved_files(dict(found["settings"]), folder.path.resolve().parent)
+        return GivenRecipe(name=str(found["name"]), settings=settings)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
 

@@ -49,7 +49,11 @@ def renderer_of(
 
 def with_instructions(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Returns prompts whose text is the instruction alone, as in a data set of a robot. Their tokens stay the same."""
-    return [replace(prompt, text=read_prompt(prompt.text, recipe.task.format)) for prompt in prompts]
+    styles = {part.label: part.format for part in recipe.task.mixture if part.format is not None}
+    return [
+        replace(prompt, text=read_prompt(prompt.text, styles.get(prompt.source, recipe.task.format)))
+        for prompt in prompts
+    ]
 
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:

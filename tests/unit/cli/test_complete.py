@@ -32,4 +32,9 @@ def test_words_are_completed_by_their_kind(tmp_path: Path, monkeypatch: pytest.M
     assert complete_setting("optimi") == ["optimizer."] and complete_setting("optimizer.l") == ["optimizer.lr="]
     assert complete_setting("algo") == ["algorithm.", "algorithm="]
     assert "critic.optimizer.lr=" in complete_setting("critic.optimizer.") and complete_setting("steps.") == []
+    assert complete_setting("schedule.max_st") == ["schedule.max_staleness="]
+    assert complete_setting("schedule.placement.ro") == ["schedule.placement.rollout."]
+    assert "algorithm.name=" in complete_setting("algorithm.")
+    for key in ("schedule.resolved", "schedule.open", "algorithm.settings"):
+        assert complete_setting(key) == [], "a recipe refuses it"
     assert "schedule=areal" in complete_setting("schedule=are") and complete_setting("steps=1") == []

@@ -10,6 +10,7 @@ from pandas import DataFrame
 
 from interlace.algorithms.maxrl import MaxRL
 from interlace.core.errors import UserError
+from interlace.observe.program_files import follow_moved_file
 from interlace.observe.run_identity import may_change
 from interlace.rewards.config import GIVEN
 from interlace.rewards.scorer import try_reward
@@ -62,6 +63,19 @@ def test_held_out_sets_are_rows_of_the_program_too(tmp_path: Path) -> None:
     assert [*sections.rows.values()] == ["task[\"heldout_sets\"]['easy']", "task[\"heldout_sets\"]['hard']", "data"]
     with pytest.raises(UserError, match=r'task\["heldout_sets"\]\[\'hard\'\]\[0\] has no column \'prompt\''):
         given.sections(tmp_path, {**SIZES, "task": {"heldout_sets": {"hard": asked}}})
+
+
+def test_any_name_of_a_held_out_set_gives_a_file_beside_the_others(tmp_path: Path) -> None:
+    """A name with a slash named a folder, also one outside of the data, which a moved run did not find."""
+    sets = {"sums, hard": ROWS[:1], "../../sums": ROWS[1:2]}
+    given = ProgramInputs(model="tiny:micro", data=ROWS[2:], reward=size)
+    task = given.sections(tmp_path / "old", {**SIZES, "task": {"heldout_sets": sets}}).recipe().task
+    assert [*task.heldout_sets] == [*sets]
+    files = [part.files.train for part in task.heldout_sets.values() if part.files is not None]
+    assert [Path(file).name for file in files] == ["sums-hard.jsonl", "..-..-sums.jsonl"]
+    assert all(Path(file).parent.parent == tmp_path / "old" / "data" for file in files)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert all(Path(follow_moved_file(file, tmp_path / "new")).is_file() for file in files)
 
 
 def test_columns_that_a_row_cannot_store_are_left_out(tmp_path: Path) -> None:

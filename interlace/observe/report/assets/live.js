@@ -11,8 +11,11 @@
     connection.classList.toggle("lost", isLost);
   }
 
-  // Names a control, so that its successor in a replaced section can be found.
-  const nameControl = (one) => `${one.tagName} ${one.id} ${one.getAttribute("aria-label") ?? one.textContent} ${one.closest("figure")?.querySelector("figcaption")?.textContent}`;
+  // Names a control, so that its successor in a replaced section can be found. The text of a summary may change.
+  function nameControl(one) {
+    const text = (one.tagName === "SUMMARY" && one.parentElement.dataset.key) || (one.getAttribute("aria-label") ?? one.textContent);
+    return `${one.tagName} ${one.id} ${text} ${one.closest("figure")?.querySelector("figcaption")?.textContent}`;
+  }
 
   // Replaces a section; opened details, inputs and the focus stay as they were.
   function replace(section, html) {

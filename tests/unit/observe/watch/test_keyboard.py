@@ -114,6 +114,24 @@ def test_a_new_section_keeps_focus_and_log_axis(tmp_path: Path, monkeypatch: pyt
     asyncio.run(check())
 
 
+def test_the_focus_stays_on_a_summary_whose_text_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_content, "REST", 0.0)
+    summary = "document.querySelector('[data-key=metrics-run] summary')"
+
+    async def check() -> None:
+        async with live_page(tmp_path) as (tab, folder):
+            await tab.evaluate(f"{summary}.focus(), document.summary = {summary}")
+            before = await tab.evaluate(f"{summary}.textContent")
+            row = json.loads(folder.metrics.read_text().splitlines()[-1])
+            with folder.metrics.open("a") as file:
+                file.write(json.dumps(row | {"step": NUM_STEPS + 1, "own/metric": 0.5}) + "\n")
+            await tab.wait_for("!document.summary.isConnected")
+            assert await tab.evaluate(f"document.activeElement === {summary}")
+            assert await tab.evaluate(f"{summary}.textContent") != before
+
+    asyncio.run(check())
+
+
 def test_a_screen_reader_finds_names_for_all_controls(tmp_path: Path) -> None:
     async def check() -> None:
         async with live_page(tmp_path) as (tab, _):
