@@ -22,6 +22,7 @@ import yaml
 from _page import write_table
 from recipe_seeds import TEACHERS
 
+from interlace.core.errors import UserError
 from interlace.forecast.svg import Plot, nice_ticks
 from interlace.observe.run_folder import RunFolder
 from interlace.run.best import choose_checkpoint
@@ -99,15 +100,15 @@ def train(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
     measure = MEASURES[recipe]
     every = [f"eval_every={measure.eval_every}"] if measure.eval_every else []
     settings = ["--quiet", f"model.cache_dir={runs / 'cache'}", *measure.settings, *every, *changes]
-    if recipe in TEACHERS:
-        train(TEACHERS[recipe], seed, runs, changes)
-        teacher = RunFolder(path=runs / "runs" / f"{TEACHERS[recipe]}-{seed}")
-        settings.append(f"reference.model={choose_checkpoint(teacher, None, 'newest').resolve()}")
     try:
+        if recipe in TEACHERS:
+            train(TEACHERS[recipe], seed, runs, changes)
+            teacher = RunFolder(path=runs / "runs" / f"{TEACHERS[recipe]}-{seed}")
+            settings.append(f"reference.model={choose_checkpoint(teacher, None, 'newest').resolve()}")
         name = f"{recipe}-{seed}"
         agent_recipes.run(measure.recipe or recipe, seed, runs, settings, name=name, variables={"OMP_NUM_THREADS": "1"})
-    except subprocess.CalledProcessError as error:  # the other runs do not depend on it
-        print(f"{recipe}-{seed} ended with exit status {error.returncode}", file=sys.stderr)
+    except (subprocess.CalledProcessError, UserError) as error:  # the other runs do not depend on it
+        print(f"{recipe}-{seed} failed: {error}", file=sys.stderr)
 
 
 def read_curve(recipe: str, seed: int, runs: Path) -> Curve:
@@ -118,7 +119,8 @@ def read_curve(recipe: str, seed: int, runs: Path) -> Curve:
     asked = yaml.safe_load(folder.config.read_text(encoding="utf-8"))["steps"]
     path = folder.evaluations if measure.metric.startswith("eval/") else folder.metrics
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = {row["step"]: row[measure.metric] * measure.scale for row in map(json.loads, lines)}
+    rows = [row for row in map(json.loads, lines) if measure.metric in row]  # in some steps no episode ends
+    found = {row["step"]: row[measure.metric] * measure.scale for row in rows}
     if not found or max(found) != asked:
         return {}
     steps, size = list(found), measure.window

@@ -121,7 +121,7 @@ def _format_value(value: object) -> str:
 def _read_value(text: str) -> JSON:
     """Returns a swept value as the recipe reads it: a number, a truth value, None or text."""
     value: JSON = parse_yaml(text)
-    return text if isinstance(value, list | dict) else value
+    return value if value is None or isinstance(value, bool | int | float | str) else text  # YAML has dates, too
 
 
 def _shorten(value: JSON) -> str:

@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import interlace
+from interlace.api.sweep import _read_value
 from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
@@ -245,3 +246,9 @@ def test_an_unknown_metric_ends_the_sweep_after_its_first_run(tmp_path: Path) ->
     code, _, err = sweep("sft", *settings(tmp_path), "seed=0,1", "--metric", "eval/margin", "--name", "odd")
     assert code == 2 and "no such metric" in err and "--name odd --resume --metric" in err
     assert not (tmp_path / "runs" / "odd" / "seed-1").exists()
+
+
+def test_a_swept_value_is_a_number_or_text() -> None:
+    read = _read_value
+    assert [read(text) for text in ("3", "1e-5", "true", "null", "grpo")] == [3, 1e-5, True, None, "grpo"]
+    assert read("2024-01-01") == "2024-01-01", "a date is no JSON"

@@ -73,8 +73,9 @@ class Logger:
 
     def _create_run(self, experiment_id: str, info: RunInfo) -> str:
         run = self._client.create_run(experiment_id, run_name=info.name, tags={RUN_TAG: info.run_id})
-        settings = flatten_settings(info.config).items()
-        params = [Param(make_plain_name(name, " "), value[:MOST_LETTERS]) for name, value in settings]
+        # MLflow refuses two values of one name, which names that differ in other characters alone can give.
+        settings = {make_plain_name(name, " "): value for name, value in flatten_settings(info.config).items()}
+        params = [Param(name, value[:MOST_LETTERS]) for name, value in settings.items()]
         for start in range(0, len(params), MOST_PARAMS):  # a parameter never changes, so a resumed run logs none
             self._client.log_batch(run.info.run_id, params=params[start : start + MOST_PARAMS])
         return str(run.info.run_id)
