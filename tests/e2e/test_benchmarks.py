@@ -152,6 +152,6 @@ def test_the_pictures_of_curves_are_small_and_described(tmp_path: Path, monkeypa
 def test_every_picture_of_the_gallery_is_small_and_has_a_text() -> None:
     page = (FOLDER.parent / "docs" / "gallery.md").read_text(encoding="utf-8")
     pictures = sorted((FOLDER.parent / "docs/images/curves").glob("*.svg"))
-    assert len(pictures) >= 10
+    assert len(pictures) >= 12
     for picture in pictures:
         assert picture.stat().st_size < 5000 and f"](images/curves/{picture.name})" in page
