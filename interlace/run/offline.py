@@ -1,7 +1,10 @@
 """A run that trains on given rows: SFT, DPO, reward models."""
 
+import asyncio
+from collections.abc import Sequence
+
 from interlace.core.heap import frozen_heap
-from interlace.core.types import Metrics
+from interlace.core.types import Metrics, Prompt, Sample
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
@@ -10,13 +13,31 @@ from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.run.boundary import Boundary, StateLater
 from interlace.run.recipe.config import algorithm_of
-from interlace.run.recipe.offline_encoder import encode_rows
+from interlace.run.recipe.offline_encoder import create_encoder
+from interlace.run.recipe.offline_rows import RowEncoder
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState
 from interlace.run.step_trace import StepTrace
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.waits import WaitRegistry
 from interlace.stages.factory import LoopSizes, StageFactory
+
+PART = 256
+"""Rows that are encoded at a time on a thread."""
+
+
+async def encode_on_thread(encoder: RowEncoder, prompts: Sequence[Prompt], waits: WaitRegistry) -> list[Sample]:
+    """Encodes rows in parts on a thread. The event loop continues meanwhile, and a stop waits for one part at most."""
+
+    def encode_part(start: int) -> list[Sample]:
+        return [encoder.encode(prompt) for prompt in prompts[start : start + PART]]
+
+    samples: list[Sample] = []
+    for start in range(0, len(prompts), PART):
+        with waits.operation(who="rows", what="their encoding"):
+            samples += await asyncio.to_thread(encode_part, start)
+    return samples
 
 
 class OfflineSession(RunProcess):
@@ -28,8 +49,11 @@ class OfflineSession(RunProcess):
         stream = PromptStream(prompts.train, recipe.seed, sampler, generated=recipe.task.generated_sources)
         if job.start.state:
             stream.restore(job.start.state.stream)
-        encoded = dict(zip([prompt.uid for prompt in prompts.train], encode_rows(recipe, prompts.train), strict=True))
-        heldout = encode_rows(recipe, prompts.first_of_each_set(recipe.evaluation.num_prompts))
+        encoder = create_encoder(recipe)
+        rows = await encode_on_thread(encoder, prompts.train, cluster.waits)
+        encoded = dict(zip([prompt.uid for prompt in prompts.train], rows, strict=True))
+        heldout_prompts = prompts.first_of_each_set(recipe.evaluation.num_prompts)
+        heldout = await encode_on_thread(encoder, heldout_prompts, cluster.waits)
         longest = max(row.num_total_tokens for row in [*encoded.values(), *heldout])
         groups, _ = await self._launch(cluster, recipe, longest)
         await self._say_layouts(groups)
@@ -40,9 +64,9 @@ class OfflineSession(RunProcess):
             done_steps=job.start.done_steps,
             minibatches=recipe.minibatches,
         )
-        rows = OfflineRows(train=(encoded[prompt.uid] for prompt in stream), heldout=heldout)
+        trained = (encoded[prompt.uid] for prompt in stream)
         stages = StageFactory(cluster, recipe.schedule.resolved, sizes)
-        run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), rows)
+        run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), OfflineRows(train=trained, heldout=heldout))
         saver = Saver(
             cluster, self._checkpoints, groups, self._folder, every=recipe.checkpoint_every, memory=job.memory,
             settings=self._settings,

@@ -23,6 +23,12 @@ def encode_rows(
     recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase | None" = None
 ) -> list[Sample]:
     """Returns the samples of rows, in their order. Raises UserError for the first row that cannot be trained on."""
+    encoder = create_encoder(recipe, tokenizer)
+    return [encoder.encode(prompt) for prompt in prompts]
+
+
+def create_encoder(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RowEncoder:
+    """Builds the encoder of a recipe's rows."""
     algorithm = algorithm_of(recipe)
     if algorithm.rows is None:
         raise ValueError(f"algorithm {recipe.algorithm.name!r} trains on samples, not on rows")
@@ -31,14 +37,13 @@ def encode_rows(
     if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
         tags = special_tags(tokenizer)
         scores = partial(encode_scored, tokenizer, tags, chat_template=recipe.task.format.chat_template)
-    encoder = RowEncoder(
+    return RowEncoder(
         kind=algorithm.rows,
         tokenizer=tokenizer,
         renderer=renderer_of(recipe, tokenizer),
         demonstrator=load_demonstrator(written) if written else None,
         scores=scores,
     )
-    return [encoder.encode(prompt) for prompt in prompts]
 
 
 def check_row_lengths(rows: Sequence[Sample], context: int | None) -> int:

@@ -1,0 +1,72 @@
+"""Rows of a run that trains on given rows."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from interlace.core.types import Prompt, Sample
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_tokenizer
+from interlace.run.offline import PART, encode_on_thread
+from interlace.run.recipe.offline_rows import RowEncoder
+from interlace.runtime.clock import LoopClock
+from interlace.runtime.waits import WaitRegistry
+
+ENCODER = RowEncoder(
+    kind="demonstrations", tokenizer=load_tokenizer(ModelConfig(path="tiny:micro")), renderer=None, demonstrator=None
+)
+ROWS = [
+    Prompt(
+        uid=f"rows/{number}",
+        token_ids=np.array([5], np.int32),
+        text="",
+        answer="",
+        metadata={"completion": f"{number}"},
+    )
+    for number in range(2 * PART + 3)
+]
+
+
+def test_the_event_loop_continues_while_rows_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large data set blocked it until the run ended with an error of its watchdog."""
+    may_encode, encode = threading.Event(), RowEncoder.encode
+
+    def wait_and_encode(self: RowEncoder, prompt: Prompt) -> Sample:
+        assert may_encode.wait(30.0), "the loop is blocked"
+        return encode(self, prompt)
+
+    async def encode_beside_the_loop() -> list[Sample]:
+        waits = WaitRegistry(LoopClock(asyncio.get_running_loop()))
+        task = asyncio.create_task(encode_on_thread(ENCODER, ROWS, waits))
+        while not waits.num_running:
+            await asyncio.sleep(0.01)
+        may_encode.set()
+        return await task
+
+    monkeypatch.setattr(RowEncoder, "encode", wait_and_encode)
+    samples = asyncio.run(encode_beside_the_loop())
+    assert [sample.prompt.uid for sample in samples] == [row.uid for row in ROWS]
+
+
+def test_a_stop_waits_for_one_part_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode: Callable[[RowEncoder, Prompt], Sample] = RowEncoder.encode
+
+    async def cancel_in_the_first_part() -> None:
+        loop = asyncio.get_running_loop()
+
+        def encode_and_cancel(self: RowEncoder, prompt: Prompt) -> Sample:
+            encoded.append(prompt.uid)
+            loop.call_soon_threadsafe(task.cancel)
+            return encode(self, prompt)
+
+        monkeypatch.setattr(RowEncoder, "encode", encode_and_cancel)
+        task = asyncio.create_task(encode_on_thread(ENCODER, ROWS, WaitRegistry(LoopClock(asyncio.get_running_loop()))))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel_in_the_first_part())
+    assert 0 < len(encoded) <= PART
