@@ -137,7 +137,8 @@ def metrics(root: Path, name: str) -> list[dict[str, float]]:
 
 def samples(root: Path, name: str) -> list[dict[str, object]]:
     paths = sorted((root / name / "samples").glob("step_*.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    # Lines of bytes: a response may contain characters at which lines of text end, such as U+0085.
+    return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
 
 
 def final_weights(root: Path, name: str) -> dict[str, torch.Tensor]:
