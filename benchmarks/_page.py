@@ -1,4 +1,4 @@
-"""Tables of the docs that a benchmark writes between two comments with its name."""
+"""Tables and pictures of the docs: a benchmark writes its table between two comments with its name."""
 
 from pathlib import Path
 
@@ -11,3 +11,9 @@ def write_table(page: Path, name: str, text: str) -> None:
     if not (found and closed):
         raise ValueError(f"{page} has no {begin} ... {end}")
     page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}", encoding="utf-8")
+
+
+def make_picture(figure: str, rules: str, attributes: str = "") -> str:
+    """Returns the SVG of a figure as a file. rules: CSS, in the place of a page's. attributes: of the root element."""
+    root = f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}'.rstrip()
+    return figure.replace("<svg", root, 1).replace(">", f"><style>{rules}</style>", 1)

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from _page import write_table
+from _page import make_picture, write_table
 from _planner_drift import drift_table
 from _planner_lending import lending_table
 from _planner_live import live_table
@@ -67,8 +67,7 @@ def scatter(points: Sequence[Point]) -> str:
     plot.x_title("predicted speed relative to verl-colocated; upwards: measured")
     figure = plot.render("measured over predicted speed relative to verl-colocated")
     rules = "text{font:11px sans-serif;fill:#667085}.rule{stroke:#e6e9f0}.axis{stroke:#667085}.curve{fill:none}"
-    style = f"<style>{rules}</style>"
-    return figure.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", f">{style}", 1)
+    return make_picture(figure, rules)
 
 
 def write(store: Store) -> None:

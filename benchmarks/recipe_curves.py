@@ -19,17 +19,17 @@ from pathlib import Path
 
 import agent_recipes
 import yaml
-from _page import write_table
-from recipe_seeds import TEACHERS
+from _page import make_picture, write_table
+from recipe_seeds import TEACHERS, teacher_setting
 
 from interlace.core.errors import UserError
 from interlace.forecast.svg import Plot, nice_ticks
+from interlace.observe.jsonl import read_whole_rows
+from interlace.observe.report.panels import RUN_COLOURS
 from interlace.observe.run_folder import RunFolder
-from interlace.run.best import choose_checkpoint
 
 NAME = "benchmarks/recipe_curves.py"
 FOLDER = Path("images") / "curves"
-COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed")
 NUM_RUNS = 3
 """Runs that a picture needs."""
 
@@ -103,8 +103,7 @@ def train(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
     try:
         if recipe in TEACHERS:
             train(TEACHERS[recipe], seed, runs, changes)
-            teacher = RunFolder(path=runs / "runs" / f"{TEACHERS[recipe]}-{seed}")
-            settings.append(f"reference.model={choose_checkpoint(teacher, None, 'newest').resolve()}")
+            settings.append(teacher_setting(runs / "runs" / f"{TEACHERS[recipe]}-{seed}"))
         name = f"{recipe}-{seed}"
         agent_recipes.run(measure.recipe or recipe, seed, runs, settings, name=name, variables={"OMP_NUM_THREADS": "1"})
     except (subprocess.CalledProcessError, UserError) as error:  # the other runs do not depend on it
@@ -118,9 +117,12 @@ def read_curve(recipe: str, seed: int, runs: Path) -> Curve:
         return {}
     asked = yaml.safe_load(folder.config.read_text(encoding="utf-8"))["steps"]
     path = folder.evaluations if measure.metric.startswith("eval/") else folder.metrics
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [row for row in map(json.loads, lines) if measure.metric in row]  # in some steps no episode ends
-    found = {row["step"]: row[measure.metric] * measure.scale for row in rows}
+    rows = read_whole_rows(path) if path.exists() else []
+    found = {
+        row["step"]: row[measure.metric] * measure.scale
+        for row in rows
+        if measure.metric in row  # in some steps no episode ends
+    }
     if not found or max(found) != asked:
         return {}
     steps, size = list(found), measure.window
@@ -143,24 +145,22 @@ def draw_curves(recipe: str, curves: dict[int, Curve]) -> str:
     x, y = plot.x_scale(0, max(steps)), plot.y_scale(ticks[0], ticks[-1])
     plot.grid(x, y, [tick for tick in nice_ticks(0, max(steps), 4) if tick <= max(steps)], ticks)
     for place, curve in enumerate(curves.values()):
-        plot.path([(x(step), y(value)) for step, value in curve.items()], COLOURS[place % len(COLOURS)])
+        plot.path([(x(step), y(value)) for step, value in curve.items()], RUN_COLOURS[place % len(RUN_COLOURS)])
     for place, seed in enumerate(curves):
         right = plot.width - 14 - 26 * (len(curves) - 1 - place)
         plot.text(right, plot.height - 4, str(seed), "end")
-        plot.dot(right - 11, plot.height - 7.5, COLOURS[place % len(COLOURS)], "")
+        plot.dot(right - 11, plot.height - 7.5, RUN_COLOURS[place % len(RUN_COLOURS)], "")
     plot.text(plot.width - 14 - 26 * len(curves), plot.height - 4, "seed", "end")
     plot.x_title("step")
     plot.text(plot.left, 9, f"{recipe}: {measure.name}", "start")
     first, last = [[curve[end(curve)] for curve in curves.values()] for end in (min, max)]
     ends = f"{_format_range(first)} at the first step, {_format_range(last)} at the last"
     name = f"{recipe}: {measure.name}, by step, {seeds}; {ends}"
-    style = (
-        "<style>text{font:11px sans-serif;fill:#667085}.rule{stroke:#8884}.axis{stroke:#667085}"
-        ".curve{fill:none;stroke-width:1.6}</style>"
+    rules = (
+        "text{font:11px sans-serif;fill:#667085}.rule{stroke:#8884}.axis{stroke:#667085}"
+        ".curve{fill:none;stroke-width:1.6}"
     )
-    size = f'xmlns="http://www.w3.org/2000/svg" width="{plot.width}" height="{plot.height}"'
-    figure = plot.render(name).replace("<title></title>", "").replace("<svg ", f"<svg {size} ", 1)
-    return figure.replace(">", f">{style}", 1)
+    return make_picture(plot.render(name), rules, f'width="{plot.width}" height="{plot.height}"')
 
 
 def _format_range(values: list[float]) -> str:

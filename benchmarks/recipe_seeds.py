@@ -51,13 +51,17 @@ def train(recipe: str, seed: int, instruction_set: str, runs: Path) -> None:
     settings = ["--quiet", f"model.cache_dir={runs / 'cache' / instruction_set}"]
     if recipe in TEACHERS:
         train(TEACHERS[recipe], seed, instruction_set, runs)
-        teacher = RunFolder(path=runs / "runs" / run_name(TEACHERS[recipe], seed, instruction_set))
-        settings.append(f"reference.model={choose_checkpoint(teacher, None, 'newest').resolve()}")
+        settings.append(teacher_setting(runs / "runs" / run_name(TEACHERS[recipe], seed, instruction_set)))
     variables = {"OMP_NUM_THREADS": "1"} | INSTRUCTION_SETS[instruction_set]
     try:
         agent_recipes.run(recipe, seed, runs, settings, name=name, variables=variables)
     except subprocess.CalledProcessError as error:  # the other runs do not depend on it
         print(f"{name} ended with exit status {error.returncode}", file=sys.stderr)
+
+
+def teacher_setting(folder: Path) -> str:
+    """Returns the setting that takes the newest checkpoint of a run as the teacher. folder: of the run."""
+    return f"reference.model={choose_checkpoint(RunFolder(path=folder), None, 'newest').resolve()}"
 
 
 def run_name(recipe: str, seed: int, instruction_set: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
@@ -64,8 +64,11 @@ class PolicyAlgorithm(Algorithm):
 
     Settings = PolicySettings
     settings: PolicySettings
-    whitens_batch: ClassVar[bool] = False
-    """Flag: advantages are whitened over the whole batch."""
+
+    @property
+    def whitens_batch(self) -> bool:
+        """True if advantages are whitened over the whole batch. A subclass may set it as `whitens_batch = True`."""
+        return False
 
     @property
     def needs(self) -> Needs:

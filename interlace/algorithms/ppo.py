@@ -1,6 +1,5 @@
 """PPO (arXiv 1707.06347) with generalized advantage estimation (arXiv 1506.02438) and a critic."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -17,9 +16,8 @@ from interlace.algorithms.advantages import (
     turn_discounts,
     turn_rewards,
     value_after,
-    whitened,
 )
-from interlace.algorithms.base import Advantages, Needs, advantages_of
+from interlace.algorithms.base import Advantages, Needs
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
 from interlace.core.types import FloatArray, Sample, SampleGroup
 
@@ -47,15 +45,16 @@ class PPO(PolicyAlgorithm):
     settings: PPOSettings
 
     @property
+    def whitens_batch(self) -> bool:
+        return self.settings.whiten
+
+    @property
     def needs(self) -> Needs:
-        return replace(super().needs, critic=True, batch_statistics=self.settings.whiten or self.whitens_batch)
+        return replace(super().needs, critic=True)
 
     def advantages(self, group: SampleGroup) -> Advantages:
         pairs = [self._estimate(sample) for sample in group.samples]
         return Advantages(advantages=[pair[0] for pair in pairs], returns=[pair[1] for pair in pairs])
-
-    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
-        return whitened(advantages_of(samples), [sample.loss_mask for sample in samples])
 
     def _estimate(self, sample: Sample) -> tuple[FloatArray, FloatArray]:
         """Returns (advantages, returns), [L] each; the return is the critic's target: advantage + value."""

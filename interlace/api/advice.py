@@ -79,9 +79,7 @@ def _quote(text: str) -> str:
 
 
 def _format_argument(match: "re.Match[str]") -> str:
-    if match[1] is None:
-        return match[0]
-    if match[1] not in ARGUMENTS:
+    if match[1] not in ARGUMENTS:  # None for a command
         return match[0]
     name = match[1].replace("-", "_")
     if name in _FLAGS:

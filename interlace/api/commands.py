@@ -16,7 +16,7 @@ from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import disable_progress_bars, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
-from interlace.observe.notebook import table_html
+from interlace.observe.notebook import shorten_value, table_html
 from interlace.observe.open_progress import open_progress
 from interlace.observe.run_folder import folder_name, run_folder
 from interlace.observe.stop import StopSignal
@@ -47,7 +47,7 @@ class ScheduleTable:
     """Report of all runs on one page; None of simulated ones."""
 
     def __repr__(self) -> str:
-        lines = [", ".join(f"{name} {_shorten_value(row.get(name))}" for name in _SHOWN) for row in self.rows]
+        lines = [", ".join(f"{name} {shorten_value(row.get(name))}" for name in _SHOWN) for row in self.rows]
         return "\n".join([type(self).__name__, *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
@@ -321,7 +321,3 @@ def lm_eval_model(
 
 def _join_names(schedules: str | Sequence[str]) -> str:
     return schedules if isinstance(schedules, str) else ",".join(schedules)
-
-
-def _shorten_value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

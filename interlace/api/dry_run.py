@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from interlace.api.advice import for_python
 from interlace.api.given_run import GivenRun
-from interlace.api.names import read_given
+from interlace.api.names import check_given
 from interlace.cli.preflight import disable_progress_bars
 from interlace.run.library import ProgramInputs, Reward, Settings, trains_on_rows
 from interlace.run.program_rows import ColumnMap, rows_by_place
@@ -38,7 +38,7 @@ def dry_run(  # house: the inputs of train()
     takes the devices of the run's cluster. Raises UserError for a run that cannot start.
     """
     disable_progress_bars()
-    read_given(recipe)
+    check_given(recipe)
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )

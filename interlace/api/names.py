@@ -23,21 +23,24 @@ def recipe_name(recipe: object) -> str:
     )
 
 
-def read_given(recipe: object) -> GivenRecipe | None:
-    """Reads a recipe that train() is to start; None if there is none. Raises UserError for another object."""
-    if recipe is None:
-        return None
+def check_given(recipe: object) -> None:
+    """Raises UserError for an object that train() cannot start."""
     if isinstance(recipe, TrainedRun):
         raise UserError(
             f"recipe is the run {recipe.name!r}. To continue it give its recipe with name={recipe.name!r} and "
-            f"resume=True; for a new run with its settings give {str(recipe.folder / 'config.yaml')!r}."
+            f"resume=True; for a new run with its settings give {recipe_name(recipe)!r}."
         )
-    if isinstance(recipe, str | Path | Recipe):
-        return GivenRecipe.read(recipe)
-    raise UserError(
-        f"recipe is of type {type(recipe).__name__}: give the name of a shipped recipe, the path of a YAML file, or a "
-        'Recipe. Settings are keywords: train("quickstart", steps=20).'
-    )
+    if not isinstance(recipe, str | Path | Recipe | None):
+        raise UserError(
+            f"recipe is of type {type(recipe).__name__}: give the name of a shipped recipe, the path of a YAML file, "
+            'or a Recipe. Settings are keywords: train("quickstart", steps=20).'
+        )
+
+
+def read_given(recipe: str | Path | Recipe | None) -> GivenRecipe | None:
+    """Reads a recipe that train() is to start; None if there is none. Raises UserError also for another object."""
+    check_given(recipe)
+    return None if recipe is None else GivenRecipe.read(recipe)
 
 
 def find_checkpoint(run_or_model: object, checkpoint: str | int | None) -> tuple[str, str | int]:

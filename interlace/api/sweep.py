@@ -14,7 +14,7 @@ from interlace.cli.sweep import SweepOptions, run_sweep
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_json_text
-from interlace.observe.notebook import table_html
+from interlace.observe.notebook import shorten_value, table_html
 from interlace.run.sweep import SweepResult
 
 _PLAIN = re.compile(r"[\w.:/+-]+")
@@ -53,7 +53,7 @@ class SweepTable:
 
     def __repr__(self) -> str:
         lines = [
-            ", ".join(f"{name} {_shorten(value)}" for name, value in row.items() if name != "folder")
+            ", ".join(f"{name} {shorten_value(value)}" for name, value in row.items() if name != "folder")
             for row in self.rows
         ]
         return "\n".join([f"{type(self).__name__} by {self.result.metric}", *(f"  {line}" for line in lines)])
@@ -122,7 +122,3 @@ def _read_value(text: str) -> JSON:
     """Returns a swept value as the recipe reads it: a number, a truth value, None or text."""
     value: JSON = parse_yaml(text)
     return value if value is None or isinstance(value, bool | int | float | str) else text  # YAML has dates, too
-
-
-def _shorten(value: JSON) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

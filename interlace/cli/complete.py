@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 RECIPE_HELP = "A shipped recipe (`interlace recipes`) or the path of a YAML file."
-NAMED = ("model", "task", "reward", "episode", "algorithm", "schedule", "cluster", "rollout")
-"""Sections that also accept one word, as in `algorithm=dapo`."""
 FLAT = {"AlgorithmChoice": ("name", "settings"), "ScheduleChoice": ("preset", "resolved")}
-"""Class of a section -> its own setting, and its field whose settings a recipe has beside that one."""
+"""Class of a section -> its own setting, and the field whose settings a recipe writes in the section itself."""
 RUNS_HELP = "Names or folders of runs; several are compared."
 STEP_HELP = "Step whose operations are drawn by device, and whose samples have lanes. Default: the middle one."
 
@@ -41,30 +39,30 @@ def complete_setting(incomplete: str) -> list[str]:
 
         found = preset_names() if key == "schedule" else []
         return [f"{key}={name}" for name in found if name.startswith(value)]
-    from interlace.run.recipe.config import Recipe
+    from interlace.run.recipe.config import SHORT, Recipe
 
     section, dot, start = key.rpartition(".")
     kinds = _list_settings(Recipe)
     for name in section.split(".") if section else ():
-        kinds = {
-            inner: kind for each in _list_sections(kinds.get(name)) for inner, kind in _list_settings(each).items()
-        }
+        kinds = _list_settings(kinds.get(name))
     found = []
     for name in [name for name in kinds if name.startswith(start)]:
         is_section = bool(_list_sections(kinds[name]))
         found += [f"{section}{dot}{name}."] if is_section else []
-        found += [f"{section}{dot}{name}="] if not is_section or (not section and name in NAMED) else []
+        found += [f"{section}{dot}{name}="] if not is_section or (not section and name in SHORT) else []
     return found
 
 
-def _list_settings(config: "type[BaseModel]") -> dict[str, Any]:
-    """Returns the types of the settings of a section, by name, as a recipe has them."""
-    kinds = {name: field.annotation for name, field in config.model_fields.items()}
-    if config.__name__ not in FLAT:
-        return kinds
-    own, inner = FLAT[config.__name__]
-    beside = [_list_settings(each) for each in _list_sections(kinds[inner])]
-    return {own: kinds[own]} | {name: kind for each in beside for name, kind in each.items()}
+def _list_settings(kind: Any) -> dict[str, Any]:
+    """Returns the types of the settings of a section, by name, as a recipe has them; empty for a plain value."""
+    found: dict[str, Any] = {}
+    for config in _list_sections(kind):
+        kinds = {name: field.annotation for name, field in config.model_fields.items()}
+        if config.__name__ in FLAT:
+            own, inner = FLAT[config.__name__]
+            kinds = {own: kinds[own]} | _list_settings(kinds[inner])
+        found |= kinds
+    return found
 
 
 def _list_sections(kind: Any) -> "list[type[BaseModel]]":

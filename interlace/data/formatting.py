@@ -55,15 +55,13 @@ def read_prompt(text: str, style: PromptFormat) -> str:
 
     Returns the text itself if the template names another column than `prompt`, or replaces parts of it.
     """
-    before, after, count = "", "", 0
-    for literal, name, _, _ in _parse_template(style):
-        if count:
-            after += literal
-        else:
-            before += literal
-        if name is not None:
-            count += 1 if name == "prompt" else 2
-    if count != 1 or style.replace or not (text.startswith(before) and text.endswith(after)):
+    parts = _parse_template(style)
+    literals, names = [part[0] for part in parts], [part[1] for part in parts]
+    if [name for name in names if name is not None] != ["prompt"] or style.replace:
+        return text
+    place = names.index("prompt") + 1  # the column follows the literal of its part
+    before, after = "".join(literals[:place]), "".join(literals[place:])
+    if not (text.startswith(before) and text.endswith(after)):
         return text
     return text[len(before) : len(text) - len(after)]
 

@@ -78,15 +78,7 @@ class Demonstrations:
     def batch(self, step: int, size: int) -> list[Demonstration]:
         """Returns the `size` examples of a step; steps count from 0; with a constant `size` they follow each other."""
         prompts = [self._draw_prompt(step * size + offset) for offset in range(size)]
-        written = [self._write_messages(prompt) for prompt in prompts]
-        texts = [text for text in written if isinstance(text, str)]
-        encoded = map(self._encode_text, texts)
-        return [
-            Demonstration(prompt=prompt, response_ids=np.array(with_end(self._tokenizer, next(encoded)), np.int32))
-            if isinstance(example, str)
-            else self._encode_conversation(prompt, example)
-            for prompt, example in zip(prompts, written, strict=True)
-        ]
+        return [self._encode_example(prompt, self._write_messages(prompt)) for prompt in prompts]
 
     def checked(self, prompts: Sequence[Prompt], count: int) -> list[Demonstration]:
         """Returns examples that measure the demonstrated habit, drawn by the seed from these prompts."""
@@ -98,12 +90,10 @@ class Demonstrations:
 
     def _write_checked(self, prompt: Prompt, round_: int) -> Demonstration:
         found = self._demonstrator.write_checked(prompt, keyed_random("habit", self._seed, prompt.uid, round_))
+        shown = self._encode_example(prompt, found.response)
         if isinstance(found.response, str):
-            ids = np.array(with_end(self._tokenizer, self._encode_text(found.response)), np.int32)
-            shown = Demonstration(prompt=prompt, response_ids=ids)
             num_free = len(self._encode_text(found.free_letters)) if found.free_letters else 0
         else:
-            shown = self._encode_conversation(prompt, found.response)
             num_free = found.free_tokens
         imitated = np.ones(len(shown.response_ids), np.bool_) if shown.imitated is None else shown.imitated
         checked = imitated & (_message_of(imitated) >= found.free_messages)
@@ -123,6 +113,12 @@ class Demonstrations:
                 "which the assistant has the last."
             )
         return messages
+
+    def _encode_example(self, prompt: Prompt, written: str | Sequence[Message]) -> Demonstration:
+        if not isinstance(written, str):
+            return self._encode_conversation(prompt, written)
+        ids = with_end(self._tokenizer, self._encode_text(written))
+        return Demonstration(prompt=prompt, response_ids=np.array(ids, np.int32))
 
     def _encode_conversation(self, prompt: Prompt, messages: Sequence[Message]) -> Demonstration:
         if self._writer is None:

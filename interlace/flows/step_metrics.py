@@ -11,7 +11,7 @@ from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
-from interlace.runtime.timeline import EngineCall, Span, StepRecord, busy_seconds, by_device
+from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord, busy_seconds, by_device
 from interlace.stages.batches import Batch
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
@@ -53,14 +53,14 @@ class StepMeter:
         Rewards and lengths include all scored samples, also of filtered groups. The trained samples alone would show
         neither the quality of the policy nor the cost of a filter.
         """
-        timeline = self._cluster.timeline
-        records = timeline.take()
-        self._waits.add_calls(records.served)
+        records = self._take_records()
         spans, end_s = records.touching, records.end_s
         staleness_mean = sum(batch.staleness) / max(1, len(batch.staleness))
         staleness_max = max(batch.staleness, default=0)
         drawn = {"staleness mean": staleness_mean, "staleness max": staleness_max, "samples in flight": num_in_flight}
-        timeline.end_step(StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn))
+        self._cluster.timeline.end_step(
+            StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn)
+        )
         samples = [entry.sample for entry in ended if entry.event in SCORED]
         lengths = [sample.num_sampled for sample in samples]
         num_tokens = sum([sample.num_total_tokens for sample in samples])
@@ -110,11 +110,19 @@ class StepMeter:
 
     def _book_boundary(self) -> float:
         """Adds the time between two steps to the ledger. Returns the end of that time, in seconds."""
-        books, records = self._ledger_builder, self._cluster.timeline.take()
-        self._waits.add_calls(records.served)  # engines also serve during an evaluation or a checkpoint
+        books, records = self._ledger_builder, self._take_records()
         ledger = books.between(records, evaluated=self._evaluated) if self._num_steps else books.startup(records)
         self._ledger, self._evaluated = self._ledger.plus(ledger), False
         return records.end_s
+
+    def _take_records(self) -> Records:
+        """Takes the records since the last call, and counts the waits of their requests.
+
+        Engines also serve during an evaluation or a checkpoint, so the time between two steps has such requests too.
+        """
+        records = self._cluster.timeline.take()
+        self._waits.add_calls(records.served)
+        return records
 
     def _measure_timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
         phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}

@@ -91,9 +91,8 @@ class Plot:
             self.parts.append(f'<path class="curve" stroke="{colour}" d="M{route}"/>')
 
     def dot(self, x: float, y: float, colour: str, tip: str) -> None:
-        self.parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{escape(tip)}</title></circle>'
-        )
+        title = f"<title>{escape(tip)}</title>" if tip else ""
+        self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}">{title}</circle>')
 
     def render(self, name: str) -> str:
         """Renders the figure. name: description for screen readers."""

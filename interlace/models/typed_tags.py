@@ -50,13 +50,16 @@ class TypedTags:
         """
         found: list[int] = []
         # Every second part is the number of a masked tag.
-        for place, part in enumerate(self._held.split(text) if HOLD in text else (text,)):
+        for place, part in enumerate(self._held.split(text)):
             is_later = continues or bool(found)
             found += self._spelled(self._tags[int(part)], is_later) if place % 2 else self._encode(part, is_later)
         return found
 
     def encode_after(self, before: str, text: str) -> list[int]:
-        """Tokenizes the text after `before`, of which the tokens are there: as in the whole text, if that is so."""
+        """Tokenizes a text that follows `before`, which is already tokenized.
+
+        If the tokens of the whole text begin with the tokens of `before`, the result is the rest of them.
+        """
         if not adds_space(self._tokenizer):
             return self.encode(text)
         known, whole = self.encode(before), self.encode(before + text)

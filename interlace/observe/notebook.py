@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interlace.observe.progress import QuietProgress
-from interlace.observe.step_line import REWARD, Headline, StepLine, duration
+from interlace.observe.step_line import REWARD, Headline, StepLine, duration, estimate_time_left
 
 _WIDTH, _HEIGHT = 320, 72
 _LINES = 6
@@ -50,8 +50,7 @@ class NotebookProgress(QuietProgress):
         self._seconds.append(line.step_s)
         if line.value == line.value:  # not NaN
             self._values.append((step, line.value))
-        recent = self._seconds[-8:]
-        left = duration(sum(recent) / len(recent) * (self._num_steps - step))
+        left = duration(estimate_time_left(self._seconds, self._num_steps - step))
         value, length, *_ = line.cells()
         self._share = step / max(self._num_steps, 1)
         self._headline = f"step {step}/{self._num_steps}: {headline.name} {value}, length {length}, about {left} left"
@@ -113,4 +112,9 @@ def table_html(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _format_cell(value: object) -> str:
-    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+    return html.escape(shorten_value(value))
+
+
+def shorten_value(value: object) -> str:
+    """Returns a value of a table as text; a number with a fraction has four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

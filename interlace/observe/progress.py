@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.step_line import REWARD, Headline, StepLine, duration
+from interlace.observe.step_line import REWARD, Headline, StepLine, duration, estimate_time_left
 
 _SHOWN_STEPS = 8
 _BAR_CELLS = 24
@@ -69,7 +69,7 @@ class PlainProgress(QuietProgress):
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
         self._num_steps = num_steps
-        self._seconds: deque[float] = deque(maxlen=_SHOWN_STEPS)
+        self._seconds: list[float] = []
         self._stage_at: tuple[str, int] = ("", 0)
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
@@ -86,7 +86,7 @@ class PlainProgress(QuietProgress):
         if line.has_rows:
             found = f"loss {line.loss:.4g}  length {length}"
         self._seconds.append(line.step_s)
-        left = duration(sum(self._seconds) / len(self._seconds) * (self._num_steps - step))
+        left = duration(estimate_time_left(self._seconds, self._num_steps - step))
         eta = f"  {left} left" if step < self._num_steps and left != "-" else ""
         self.say(f"step {step}/{self._num_steps}  {found}  {speed} tokens/s  {seconds} s{shares}{eta}")
 
@@ -110,8 +110,7 @@ class LiveProgress:
 
     def step(self, step: int, metrics: Mapping[str, float], headline: Headline = REWARD) -> None:
         self._lines.append(StepLine.of(step, metrics, headline))
-        pace = sum(line.step_s for line in self._lines) / len(self._lines)
-        left = duration(pace * (self._num_steps - step))
+        left = duration(estimate_time_left([line.step_s for line in self._lines], self._num_steps - step))
         self._headline = _headline(f"step {step}/{self._num_steps}", step, self._num_steps, f"about {left} left")
         self._redraw_display()
 

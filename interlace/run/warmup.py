@@ -1,4 +1,4 @@
-"""Makes the warmed-up model of a recipe once, and caches it by content. Its examples may be those of an expert."""
+"""Makes the warmed-up model of a recipe once, and caches it by content. Its examples may come from an expert."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -223,7 +223,7 @@ def trace_saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
 
 
 def _turn_back(landings: Sequence[Landing]) -> tuple[Landing, ...]:
-    """Returns the landings of a saver's result in the model, from those of the model's tensors in the result."""
+    """Exchanges source and target. landings: from the model's tensors to saved tensors. Returns the opposite."""
     return tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
 
 

@@ -1,4 +1,6 @@
-"""A headless browser that a test steers with the keyboard and the mouse, by the DevTools protocol."""
+"""A headless browser, which a test can steer with the keyboard and the mouse by the DevTools protocol."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -7,10 +9,18 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import aiohttp
+import pytest
+
+if TYPE_CHECKING:
+    import aiohttp
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium and no google-chrome is installed")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars",
+)  # fmt: skip
 TIMEOUT_S = 60
 KEYS = {"+": "+", "-": "-", "0": "0", "Enter": "\r", "Tab": "\t", " ": " "}
 """Key -> the text that it types; other keys type none."""
@@ -64,8 +74,9 @@ class Tab:
 @asynccontextmanager
 async def open_tab(url: str, profile: Path, *, width: int = 1280) -> AsyncIterator[Tab]:
     """Opens an address in a headless browser."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-    flags += ["--remote-debugging-port=0", f"--user-data-dir={profile}", f"--window-size={width},1400"]
+    import aiohttp  # a test without this function does not need it
+
+    flags = [*FLAGS, "--remote-debugging-port=0", f"--user-data-dir={profile}", f"--window-size={width},1400"]
     process = await asyncio.create_subprocess_exec(str(BROWSER), *flags, url, stderr=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(TIMEOUT_S):

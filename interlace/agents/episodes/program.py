@@ -170,7 +170,7 @@ class Program:
 def row_of(prompt: Prompt) -> dict[str, JSON]:
     """Returns a row in the program's format: the columns, the question's text and messages.
 
-    It is a copy, because other samples have the row, too, and a function of the user may change what it gets.
+    It is a copy: other samples have the same row, and a function of the user may change its argument.
     """
     messages: list[JSON] = [to_mapping(message) for message in prompt.messages]
     return {**copy_json(prompt.metadata), "uid": prompt.uid, "prompt": question_of(prompt), "messages": messages}

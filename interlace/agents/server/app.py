@@ -24,6 +24,7 @@ from interlace.agents.server.requests import CountRequest, RewardRequest, Sessio
 from interlace.agents.server.responses import Responses
 from interlace.agents.server.sessions import Sessions, Visitors
 from interlace.core.errors import UserError
+from interlace.core.tasks import cancel_tasks
 from interlace.core.types import JSON
 from interlace.rollouts.base import Session
 from interlace.runtime.http_listener import HttpListener, is_same_key
@@ -142,8 +143,7 @@ class SessionServer:
 
     async def close(self) -> None:
         if self._sweep:
-            self._sweep.cancel()
-            await asyncio.gather(self._sweep, return_exceptions=True)
+            await cancel_tasks([self._sweep])
         await self._sessions.end_conversations()
         await self._retries.close()
         await self._sessions.close()

@@ -122,9 +122,11 @@ class LiveRequests:
 
         num_new: number of the last tokens, which were not searched yet. tokenizer: if None, nothing is searched.
         """
+        if tokenizer is None:
+            return False
         progress = self._live[name]
-        end = tokenizer and find_resumed_stop(progress.request, progress.token_ids, num_new, tokenizer)
-        if not end:
+        end = find_resumed_stop(progress.request, progress.token_ids, num_new, tokenizer)
+        if end is None:
             return False
         for column in (progress.token_ids, progress.logprobs, progress.versions):
             del column[end:]

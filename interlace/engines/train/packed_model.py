@@ -41,11 +41,8 @@ if TYPE_CHECKING:
     from interlace.engines.train.packing import MicroBatch
     from interlace.engines.train.ranks import Ranks
 
-
 ALIGNMENT = 64
 """Alignment in bytes of torch's allocations on a CPU."""
-
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of mallopt in glibc's malloc.h."""
 KEPT = 1 << 30

@@ -20,7 +20,7 @@ def distribution_panels(runs: Sequence[RunData]) -> list[Panel]:
         for at, run in enumerate(runs)
         if (trained := run.lengths(TerminalEvent.TRAINED))
     ]
-    if len(runs) == 1 and sorted(all_lengths := runs[0].lengths()) != sorted(runs[0].lengths(TerminalEvent.TRAINED)):
+    if len(runs) == 1 and len(all_lengths := runs[0].lengths()) > sum(len(trained) for _, _, trained in lengths):
         lengths.insert(0, ("generated", GENERATED, all_lengths))  # below the trained ones
     found = [
         histogram(

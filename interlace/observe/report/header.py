@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 import yaml
 
@@ -38,7 +39,7 @@ class Card:
 
 def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list[Card]:
     """Lists date, duration, command, model, algorithm, task, versions and machine, as far as the run recorded them."""
-    settings = _read_settings(config)
+    settings = read_settings(config)
     facts = [
         ("date", _format_date(sessions)),
         ("duration", _format_duration(run, sessions)),
@@ -59,7 +60,9 @@ def run_facts(run: RunData, config: str, sessions: Sequence[RunSession]) -> list
     return [Card(name=name, value=text) for name, text in facts if text]
 
 
-def _read_settings(config: str) -> Mapping[str, JSON]:
+@lru_cache(maxsize=64)
+def read_settings(config: str) -> Mapping[str, JSON]:
+    """Reads a config.yaml, once for all parts and versions of a page; empty for one that cannot be read."""
     try:
         found = parse_yaml(config)
     except (ValueError, yaml.YAMLError):
@@ -69,18 +72,24 @@ def _read_settings(config: str) -> Mapping[str, JSON]:
 
 def find_asked_steps(config: str) -> int | None:
     """Returns the number of steps that config.yaml asks for; None if it has none."""
-    found = _read_settings(config).get("steps")
+    found = read_settings(config).get("steps")
     return found if isinstance(found, int) else None
 
 
 def _text(settings: Mapping[str, JSON], *path: str) -> str:
     """Returns a setting as text; empty if it is missing."""
+    value = _find_setting(settings, *path)
+    return "" if value is None or isinstance(value, Mapping | list) else str(value)
+
+
+def _find_setting(settings: Mapping[str, JSON], *path: str) -> JSON:
+    """Returns a setting, or the section of its path that is no mapping; None if it is missing."""
     value: JSON = dict(settings)
     for name in path:
         if not isinstance(value, Mapping):
             break  # a section written as one word
         value = value.get(name)
-    return "" if value is None or isinstance(value, Mapping | list) else str(value)
+    return value
 
 
 def _describe_task(settings: Mapping[str, JSON]) -> str:
@@ -103,10 +112,7 @@ def _describe_simulator(settings: Mapping[str, JSON]) -> list[str]:
     family = _text(settings, "episode", "env", "family")
     if not family:
         return []
-    episode = settings["episode"]
-    env = episode["env"] if isinstance(episode, Mapping) else None
-    chosen = env.get("settings") if isinstance(env, Mapping) else None
-    tasks = chosen.get("tasks") if isinstance(chosen, Mapping) else None
+    tasks = _find_setting(settings, "episode", "env", "settings", "tasks")
     return [f"{family}: {', '.join(map(str, tasks))}" if isinstance(tasks, list) and tasks else family]
 
 
@@ -134,7 +140,7 @@ def _format_duration(run: RunData, sessions: Sequence[RunSession]) -> str:
 
 def summary_cards(run: RunData, config: str, *, is_running: bool = False) -> list[Card]:
     """Lists the numbers of a run that a reader wants first; the time left only of a run that trains at present."""
-    return [card for card in _make_cards(run, _read_settings(config), is_running=is_running) if card.value]
+    return [card for card in _make_cards(run, read_settings(config), is_running=is_running) if card.value]
 
 
 def _make_cards(run: RunData, settings: Mapping[str, JSON], *, is_running: bool) -> Iterator[Card]:

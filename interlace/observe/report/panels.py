@@ -193,13 +193,14 @@ def panel_specs(names: Iterable[str]) -> list[PanelSpec]:
     parts = [name for name in found.get("reward", ()) if name not in _REWARD_SUMMARY]
     sources = [name for name in found.get("source", ()) if name.endswith("/reward")]
     sets = [name for name in found.get("eval", ()) if name.count("/") == 2]
+    replayed = [f"replay/{name}" for name in _REPLAYED if f"replay/{name}" in found.get("replay", ())]
     extra = [
         _make_group("Reward parts", "mean over the scored samples of the step", parts),
         _make_group("Reward by source", "mean over the scored samples of the source", sources),
         *_make_robot_panels(found),
         *_make_singles("Critic", "of the value model", found.get("critic", ())),
         *_make_singles("Off-policy", "mean of the step", found.get("off_policy", ())),
-        *_make_singles("Replay", "of updates on drawn samples", [f"replay/{name}" for name in _REPLAYED], found),
+        *_make_singles("Replay", "of updates on drawn samples", replayed),
         _make_group("Failed samples by cause", "share of the samples that ended in the step", found.get("failed", ())),
         _make_group("Memory", "MiB at the end of the step, by role", found.get("memory", ()), scale=2.0**-20),
     ]
@@ -229,17 +230,14 @@ def _make_robot_panels(found: Mapping[str, Sequence[str]]) -> list[PanelSpec]:
         PanelSpec(title="Success", note="share of training episodes", lines=success),
         PanelSpec(title="Return", note="sum of the simulator's rewards of a training episode, scaled", lines=returns),
         PanelSpec(title="Episode length", note="actions of a training episode", lines=lengths),
-        *_make_singles("World model", "of the fit", ["world_model/loss"], found),
+        *_make_singles("World model", "of the fit", [n for n in world if n == "world_model/loss"]),
         _make_group("World model: error", "by steps ahead, on new episodes", [n for n in world if "/error_" in n]),
     ]
 
 
-def _make_singles(
-    family: str, note: str, names: Iterable[str], found: Mapping[str, Sequence[str]] | None = None
-) -> list[PanelSpec]:
-    """Returns a panel for each metric. found: family -> its metrics, to leave out absent ones."""
-    present = [name for name in names if found is None or name in found.get(name.partition("/")[0], ())]
-    return [_make_single(f"{family}: {_describe_metric(name)}", name, note) for name in present]
+def _make_singles(family: str, note: str, names: Iterable[str]) -> list[PanelSpec]:
+    """Returns a panel for each metric."""
+    return [_make_single(f"{family}: {_describe_metric(name)}", name, note) for name in names]
 
 
 def _describe_metric(name: str) -> str:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,7 +35,7 @@ from interlace.robots.models.flow_streams import (
     count_layers,
     parse_layer,
 )
-from interlace.robots.models.lerobot_folder import CONFIG, STATE, WEIGHTS, LerobotFolder, read_folder
+from interlace.robots.models.lerobot_folder import CONFIG, STATE, WEIGHTS, LerobotFolder, read_folder, refuse_damaged
 from interlace.robots.models.vision import PaliGemmaEncoder, PicturesEncoder, SmolVLMEncoder
 
 if TYPE_CHECKING:
@@ -278,10 +277,8 @@ def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
     file = path / WEIGHTS
     if not file.is_file():
         raise UserError(f"policy folder {str(path)!r} has no {WEIGHTS}.")
-    try:
+    with refuse_damaged(file):
         weights = {name: tensor.float() for name, tensor in load_file(file).items()}
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged ({error}). Copy the policy again.") from None
     vlm = None
     if folder.kind == "smolvla":
         from transformers import SmolVLMConfig

@@ -5,7 +5,8 @@ normalizer's statistics. Imports no torch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -60,7 +61,7 @@ class _Feature(Config):
 
 
 class _Settings(Config):
-    """Settings of config.json that are read here. None or an absent key is LeRobot's default."""
+    """Settings of config.json that are read here. An absent key, or an accepted null, means LeRobot's default."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -197,20 +198,19 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
 
     Raises UserError if it is not such a folder, lacks the statistics of state or actions, or is not supported.
     """
-    settings = _read_json(path / CONFIG)
+    where, settings = f"policy folder {str(path)!r}", _read_json(path / CONFIG)
     kind = settings.get("type")
     if kind not in KINDS:
         raise UserError(
-            f"policy folder {str(path)!r}: its config.json names type {kind!r}. Known flow-matching policies: "
-            f"{', '.join(KINDS)}."
+            f"{where}: its config.json names type {kind!r}. Known flow-matching policies: {', '.join(KINDS)}."
         )
-    where, defaults = f"policy folder {str(path)!r}", DEFAULTS[kind]
+    defaults = DEFAULTS[kind]
     found = _Settings.parse(settings, where=f"{where}: {CONFIG}")
     steps = found.num_steps or found.num_inference_steps or 10
     side, other = found.resize_imgs_with_padding or found.image_resolution or (defaults["side"], defaults["side"])
     if side != other:
         raise UserError(
-            f"policy folder {str(path)!r} reads pictures of {side} x {other} pixels, and only squares are supported. "
+            f"{where} reads pictures of {side} x {other} pixels, and only squares are supported. "
             "Take a policy of square pictures."
         )
     action = found.output_features.get(ACTION)
@@ -226,7 +226,7 @@ def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
     flow = (sampler or FlowConfig()).model_copy(update=padding)
     if unsupported := [name for name in UNSUPPORTED if settings.get(name)]:
         raise UserError(
-            f"policy folder {str(path)!r}: {unsupported[0]}=true in its config.json, so the policy "
+            f"{where}: {unsupported[0]}=true in its config.json, so the policy "
             f"{UNSUPPORTED[unsupported[0]]}, which is not supported. Take a policy that was trained without it."
         )
     pipeline = _Pipeline.parse(_read_json(path / PREPROCESSOR), where=f"{where}: {PREPROCESSOR}")
@@ -289,9 +289,19 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def refuse_damaged(file: Path) -> Iterator[None]:
+    """Raises UserError if the block reads a damaged safetensors file."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}). Copy the policy again.") from None
+
+
 def _read_normalizers(path: Path, pipeline: _Pipeline) -> dict[str, Normalizer]:
     """Reads the normalisation of state and action. Raises UserError if statistics are missing."""
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     step = pipeline.find("normalizer_processor")
@@ -300,10 +310,8 @@ def _read_normalizers(path: Path, pipeline: _Pipeline) -> dict[str, Normalizer]:
     modes = {name: step.config["norm_map"].get(entry, "IDENTITY") for name, entry in NORM_ENTRIES.items()}
     file = path / (step.state_file or "")
     has_statistics = file.is_file() and any(mode in ENDS for mode in modes.values())
-    try:
+    with refuse_damaged(file):
         stored = load_file(file) if has_statistics else {}
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged ({error}). Copy the policy again.") from None
     return {name: _normalizer(file, name, mode, stored) for name, mode in modes.items()}
 
 

@@ -41,7 +41,7 @@ class Priorities:
 
         A weight is (N * P)^-β, with N turns in the table and the probability P of a draw. All are divided by the
         largest weight of their batch, so that they only lower the update (section 3.4). The largest weight of the whole
-        table would be that of one turn with a tiny error, beside which all others vanish.
+        table may belong to one turn with a tiny error; divided by it, all other weights would be almost 0.
         chances: [updates, n] probabilities of the drawn turns. num_turns: turns in the table. num_shown: demonstrated
         turns of a batch, which are drawn uniformly.
         """

@@ -102,13 +102,14 @@ class ActionLimiter:
         found = np.array(action, np.float32)
         if not np.isfinite(found).all():
             self.counts.not_finite += 1
-            if self.previous is None and self.limits.safe_action == "hold":
+            held = self._hold()
+            if held is None:
                 raise UserError(
                     f"the action {found.tolist()} is not finite, and no earlier action is known that would be held "
                     "instead. Give the action at which the robot does not move (last_action, or start of the control "
                     "loop), or serve another policy."
                 )
-            found = np.where(np.isfinite(found), found, self._hold())
+            found = np.where(np.isfinite(found), found, held)
         bounded = np.clip(found, *self._bounds())
         self.counts.bounds += bool((bounded != found).any())
         if self.previous is not None and self.limits.max_change:
@@ -128,17 +129,20 @@ class ActionLimiter:
 
         Returns None for `hold` without a last action: 0 would be a position to which the robot moves at once.
         """
-        holds = self.limits.safe_action == "hold"
-        if holds and self.previous is None:
+        wanted = np.zeros(self.size, np.float32) if self.limits.safe_action == "zero" else self._hold()
+        if wanted is None:
             return None
         self.counts.safe_actions += 1
         before = (self.counts.bounds, self.counts.change)
-        found = self.limit(self._hold() if holds else np.zeros(self.size, np.float32))
+        found = self.limit(wanted)
         self.counts.bounds, self.counts.change = before  # the policy did not ask for this action
         return found
 
-    def _hold(self) -> FloatArray:
-        return np.zeros(self.size, np.float32) if self.previous is None else self.previous
+    def _hold(self) -> FloatArray | None:
+        """Returns the last action; before the first one 0 if that is safe, else None."""
+        if self.previous is None and self.limits.safe_action == "zero":
+            return np.zeros(self.size, np.float32)
+        return self.previous
 
     def _bounds(self) -> tuple[FloatArray, FloatArray]:
         return _spread(self.limits.low, self.size, -np.inf), _spread(self.limits.high, self.size, np.inf)

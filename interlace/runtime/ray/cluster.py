@@ -42,8 +42,6 @@ LOOK_EVERY_S = 1.0
 """Seconds between two checks of the Ray processes that the run needs."""
 STOPPED_WITHIN_S = 6.0
 """Seconds in which a run that was stopped saves a checkpoint and ends. The same signal also ends Ray's processes."""
-
-
 START_WITHIN_S = 120.0
 """Default of the seconds for Ray to start a process."""
 CONNECT_WITHIN_S = 30.0

@@ -26,6 +26,11 @@ class TensorEntry(NamedTuple):
     """Name of the dtype in torch."""
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorEntry:
+        """Describes a tensor that is sent as it is."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Parcel:

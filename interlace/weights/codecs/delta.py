@@ -47,7 +47,7 @@ class DeltaEncoder(PartEncoder):
             self._num_since_full = 0
             return Raw().encode(version, shards, [self._kept[shard.name].clone() for shard in shards])
         self._num_since_full += 1
-        entries = {name: TensorEntry(str(part.dtype).removeprefix("torch."), tuple(part.shape)) for name, part in found}
+        entries = {name: TensorEntry.of(part) for name, part in found}
         return Parcel(entries=entries, tensors=[part for _, part in found], codec="delta", base=base)
 
     def _collect_changes(

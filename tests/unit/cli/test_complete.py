@@ -30,7 +30,7 @@ def test_words_are_completed_by_their_kind(tmp_path: Path, monkeypatch: pytest.M
     assert complete_run("f") == ["first"] and complete_run("x") == []
     assert complete_setting("prompts_per") == ["prompts_per_step="]
     assert complete_setting("optimi") == ["optimizer."] and complete_setting("optimizer.l") == ["optimizer.lr="]
-    assert complete_setting("algo") == ["algorithm.", "algorithm="]
+    assert complete_setting("algo") == ["algorithm.", "algorithm="] and complete_setting("best") == ["best.", "best="]
     assert "critic.optimizer.lr=" in complete_setting("critic.optimizer.") and complete_setting("steps.") == []
     assert complete_setting("schedule.max_st") == ["schedule.max_staleness="]
     assert complete_setting("schedule.placement.ro") == ["schedule.placement.rollout."]

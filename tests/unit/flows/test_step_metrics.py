@@ -7,10 +7,11 @@ from interlace.flows.step_metrics import StepMeter, WaitMeter, _rewards
 from interlace.observe.step_line import estimate_time_left
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
-from interlace.runtime.timeline import EngineCall, Span, TurnStart
+from interlace.runtime.timeline import EngineCall, TurnStart
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.batches import Batch
+from tests.unit.observe.report.test_sample_lanes import serve
 
 PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
 
@@ -24,13 +25,7 @@ def test_reward_metrics_do_not_depend_on_the_order_in_which_samples_ended() -> N
 
 
 def make_call(start_s: float, *begun: TurnStart) -> EngineCall:
-    span = Span(
-        start_s=start_s, end_s=start_s + 1, devices=(0,), group="rollout/0", rank=0, operation="serve",
-        cause="generate", step=1, version=0, bin="generate",
-    )  # fmt: skip
-    return EngineCall(
-        span=span, devices=(0,), batch=1, num_new_tokens=1, num_prompt_tokens=1, num_repeated_tokens=0, begun=begun
-    )
+    return serve(start_s, start_s + 1, 0, begun, ())
 
 
 def test_the_oldest_wait_leaves_out_a_turn_that_continues_after_an_interruption() -> None:

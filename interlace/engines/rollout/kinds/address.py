@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
 
 
-SCHEMES = ("http://", "https://", "unix:")
-"""Beginnings of the addresses of servers."""
-
-
 class AddressKind(EngineKind):
     """Connects to the servers at `rollout.urls`, with any model that they serve."""
 
@@ -50,6 +46,8 @@ class AddressKind(EngineKind):
 
     def check_urls(self) -> None:
         """Raises UserError for an address that is written twice or malformed, and if there is no address."""
+        from interlace.engines.rollout.services.http import SCHEMES
+
         config = self.config
         file = f"rollout.urls_file = {config.urls_file!r}"
         for setting, urls in (("rollout.urls", config.urls), (file, read_urls(config.urls_file))):

@@ -11,6 +11,8 @@ from interlace.engines.rollout.services.protocol import OutOfMemoryError, Servic
 
 UNIX = "unix:"
 """Prefix of an address that is a socket file of this machine: `unix:/path/to/socket`."""
+SCHEMES = ("http://", "https://", UNIX)
+"""Prefixes of the addresses of servers."""
 LARGEST_LINE = 1 << 26
 """Longest line of a stream, in bytes."""
 MEMORY_TEXTS = ("out of memory", "OutOfMemory", "Cannot allocate memory")
@@ -26,7 +28,7 @@ class Address:
     key: str = ""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://", UNIX)):
+        if not self.url.startswith(SCHEMES):
             raise UserError(
                 f"the address {self.url!r} is not one of a server: write http://HOST:PORT, https://HOST or unix:PATH."
             )

@@ -251,7 +251,7 @@ def find_guards(engines: Path) -> dict[int, int]:
 def kill_stopped_guard(lease: ServerLease) -> bool:
     """Kills the guard of a server, with the server, if a signal has stopped the guard. Returns whether it did.
 
-    Such a guard notices neither the end of its run nor that of the lease.
+    A stopped guard does not notice the end of its run or the end of the lease.
     """
     killed = False
     for process in find_guards(lease.record.parent):

@@ -92,11 +92,11 @@ def is_never_changed(folder: Path) -> bool:
 
 def _write_tensors(file: Path, tensors: "Mapping[str, Tensor]") -> None:
     """Writes a safetensors file. Each tensor is copied to the host by itself."""
+    from interlace.weights.codecs.base import TensorEntry
     from interlace.weights.content import bytes_of
     from interlace.weights.file_layout import make_layout
 
-    types = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
-    header, places, _ = make_layout({name: (types[name], tuple(tensor.shape)) for name, tensor in tensors.items()})
+    header, places, _ = make_layout({name: TensorEntry.of(tensor) for name, tensor in tensors.items()})
     with file.open("wb") as opened:
         opened.write(header)
         for name in places:
@@ -132,10 +132,7 @@ def _store_part(part: WeightPart, folder: Path, num_ranks: int) -> WeightPart:
     if not isinstance(part.source, MessageSource):
         return part
     tensors = part.source.tensors
-    entries = {
-        name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        for name, tensor in tensors.items()
-    }
+    entries = {name: TensorEntry.of(tensor) for name, tensor in tensors.items()}
     parcel = Parcel(entries=entries, tensors=tensors.values(), codec=part.codec, base=part.base)
     config = WeightsConfig(transport="folder", folder=str(folder))
     sent = FolderSender(config, rank=part.rank, num_ranks=num_ranks).send(parcel, part.version, copy=True)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,11 +21,10 @@ from interlace.observe.run_folder import RunFolder
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord, TurnEnd, TurnStart
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
+from tests.support.browser import BROWSER, FLAGS, needs_browser
 
 HOSTILE = "</pre><script>alert('&')</script>\x1b[31m"
 NUM_STEPS = 6
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium and no google-chrome is installed")
 WIDTHS = (1280, 520)
 
 
@@ -294,8 +292,7 @@ def test_a_run_that_logged_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def browse(page: Path, profile: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
-    always = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-    command = [str(BROWSER), *always, f"--user-data-dir={profile}", *flags, page.as_uri()]
+    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 

@@ -1,5 +1,6 @@
 """The lanes of samples agree with the trace and the transcripts of the run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def test_each_trained_sample_of_a_run_has_one_turn_with_its_versions(tmp_path: P
         assert timeline.samples.trained[sample.uid, sample.key.index][0][0] >= ends[0].end_s
 
 
-def serve(start_s: float, end_s: float, version: int, begun: list[TurnStart], ended: list[TurnEnd]) -> EngineCall:
+def serve(
+    start_s: float, end_s: float, version: int, begun: Sequence[TurnStart], ended: Sequence[TurnEnd]
+) -> EngineCall:
     span = Span(
         start_s=start_s, end_s=end_s, devices=(0,), group="rollout/0", rank=0, operation="serve", cause="generate",
         step=1, version=version, bin="generate",

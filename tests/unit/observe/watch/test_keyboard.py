@@ -12,11 +12,10 @@ import pytest
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.watch import live_content
 from interlace.observe.watch.server import WatchServer
-from tests.unit.observe.report.test_page import NUM_STEPS, make_run, needs_browser
+from tests.support.browser import Tab, needs_browser, open_tab
+from tests.unit.observe.report.test_page import NUM_STEPS, make_run
 
 pytest.importorskip("aiohttp")
-from tests.support.browser import Tab, open_tab
-
 pytestmark = needs_browser
 PLOT = "document.querySelector('[data-chart=panel-0] .plot')"
 SPOKEN = "document.querySelector('[data-chart=panel-0] output').textContent"

@@ -20,7 +20,8 @@ from interlace.observe.run_lock import RunLock
 from interlace.observe.watch import live_content
 from interlace.observe.watch.live_content import ContentSource
 from interlace.observe.watch.server import WatchServer
-from tests.unit.observe.report.test_page import BROWSER, HOSTILE, NUM_STEPS, WIDTHS, make_run, needs_browser
+from tests.support.browser import BROWSER, FLAGS, needs_browser
+from tests.unit.observe.report.test_page import HOSTILE, NUM_STEPS, WIDTHS, make_run
 
 aiohttp = pytest.importorskip("aiohttp")
 
@@ -173,8 +174,13 @@ def test_a_taken_port_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_browser_draws_the_live_page_without_an_error(tmp_path: Path, width: int) -> None:
     folder = make_run(tmp_path, "run")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-    flags += ["--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", f"--window-size={width},2000"]
+    flags = [
+        *FLAGS,
+        "--enable-logging=stderr",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+        f"--window-size={width},2000",
+    ]
 
     async def check() -> tuple[str, str]:
         async with served(folder) as url:

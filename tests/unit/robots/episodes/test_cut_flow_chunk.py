@@ -7,19 +7,16 @@ import numpy as np
 import pytest
 
 from interlace.algorithms import create_algorithm
-from interlace.core.messages import Message
-from interlace.core.runs import Runs
-from interlace.core.types import FINAL, FinishReason, Prompt, Sample, SampleGroup, SampleKey
+from interlace.core.types import FINAL, Sample, SampleGroup
 from interlace.models.action_tokens import ActionTokens
 from interlace.models.config import FlowConfig
 from interlace.models.flow import FlowSchedule
 from interlace.models.inputs import InputEmbedding
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.episodes.robot import RobotConfig, RobotEpisode
+from interlace.robots.episodes.robot import RobotConfig
 from interlace.rollouts.base import Turn
-from interlace.rollouts.turns import turn_columns
-from tests.unit.robots.episodes.test_robot_advantages import Scripted
+from tests.unit.robots.episodes.test_robot_advantages import Scripted, play_episode
 
 CHUNK, HORIZON, GAMMA, LAM = 3, 7, 0.9, 0.8
 FLOW = FlowSchedule(config=FlowConfig(steps=2, padded_size=2), chunk=CHUNK, size=1)
@@ -36,37 +33,22 @@ class Flowing(Scripted):
 
     actions: ActionTokens = ACTIONS
 
-    async def generate(self, context, *, params, inputs, query_ids) -> Turn:
-        number, size = len(self.turns), FLOW.num_tokens
-        chain = np.random.default_rng(number).normal(size=size).astype(np.float32)
-        self.turns.append(
-            Turn(
-                number=number, prompt_ids=np.asarray(context, np.int32), token_ids=chain.view(np.int32),
-                logprobs=np.zeros(size, np.float32), versions=Runs.repeated(0, size), text="",
-                finish_reason=FinishReason.LENGTH, message=Message(role="assistant", content=""), inputs=inputs,
-                query_ids=np.asarray(query_ids, np.int32),
-            )
-        )  # fmt: skip
-        return self.turns[-1]
+    def draw(self, number: int) -> np.ndarray:
+        return np.random.default_rng(number).normal(size=FLOW.num_tokens).astype(np.float32).view(np.int32)
 
 
 def record() -> tuple[Sample, list[Turn]]:
     env = EnvConfig(family="gymnasium", num_envs=1, settings={"tasks": ["Pendulum-v1"], "horizon": HORIZON})
-    prompt = Prompt(
-        uid="0", token_ids=np.array([1], np.int32), text="", answer="", metadata={"task": 0, "init_state": 2}
-    )
+    config = RobotConfig(env=env, reward="return", bootstrap=True)
 
     async def play() -> tuple[Sample, list[Turn]]:
         fleet = EnvFleet(env)
         await fleet.start()
         try:
             session = Flowing(fleet, ())
-            outcome = await RobotEpisode(RobotConfig(env=env, reward="return", bootstrap=True)).run(prompt, session)
+            return await play_episode(config, session, start=2), session.turns
         finally:
             fleet.close()
-        columns = turn_columns(prompt, session.turns, outcome, session.rewards, ())
-        sample = Sample(key=SampleKey(0, 0), prompt=prompt, segments=columns["segments"])
-        return replace(sample, reward=columns["outcome"].reward), session.turns
 
     return asyncio.run(play())
 

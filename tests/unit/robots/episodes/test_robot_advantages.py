@@ -53,16 +53,20 @@ class Scripted:
 
     async def generate(self, context, *, params, inputs, query_ids) -> Turn:
         number = len(self.turns)
-        ids = np.array(self.script[number * CHUNK : (number + 1) * CHUNK], np.int32)
+        ids = self.draw(number)
         self.turns.append(
             Turn(
                 number=number, prompt_ids=np.asarray(context, np.int32), token_ids=ids,
-                logprobs=np.zeros(CHUNK, np.float32), versions=Runs.repeated(0, CHUNK), text="",
+                logprobs=np.zeros(len(ids), np.float32), versions=Runs.repeated(0, len(ids)), text="",
                 finish_reason=FinishReason.LENGTH, message=Message(role="assistant", content=""), inputs=inputs,
                 query_ids=np.asarray(query_ids, np.int32),
             )
         )  # fmt: skip
         return self.turns[-1]
+
+    def draw(self, number: int) -> np.ndarray:
+        """Returns the tokens of a turn."""
+        return np.array(self.script[number * CHUNK : (number + 1) * CHUNK], np.int32)
 
     def reward(self, turn: Turn, amount: float) -> None:
         self.rewards[turn.number] = amount
@@ -77,6 +81,18 @@ def script(start: int) -> list[int]:
     if start % 2:
         return list(draw.integers(2, size=HORIZON + CHUNK))
     return [place % 2 for place in range(HORIZON + CHUNK)]
+
+
+async def play_episode(config: RobotConfig, session: Scripted, start: int) -> Sample:
+    """Returns the sample of an episode. start: its initial state."""
+    prompt = Prompt(
+        uid=str(start), token_ids=np.array([1], np.int32), text="", answer="",
+        metadata={"task": 0, "init_state": start},
+    )  # fmt: skip
+    outcome = await RobotEpisode(config).run(prompt, session)
+    columns = turn_columns(prompt, session.turns, outcome, session.rewards, ())
+    sample = Sample(key=SampleKey(0, start), prompt=prompt, segments=columns["segments"])
+    return replace(sample, reward=columns["outcome"].reward)
 
 
 def recorded(starts: Sequence[int], *, bootstrap: bool) -> list[Sample]:
@@ -94,15 +110,7 @@ def recorded(starts: Sequence[int], *, bootstrap: bool) -> list[Sample]:
             fleet.close()
 
     async def one(fleet: EnvFleet, start: int) -> Sample:
-        prompt = Prompt(
-            uid=str(start), token_ids=np.array([1], np.int32), text="", answer="",
-            metadata={"task": 0, "init_state": start},
-        )  # fmt: skip
-        session = Scripted(fleet, script(start))
-        outcome = await RobotEpisode(config).run(prompt, session)
-        columns = turn_columns(prompt, session.turns, outcome, session.rewards, ())
-        sample = Sample(key=SampleKey(0, start), prompt=prompt, segments=columns["segments"])
-        sample = replace(sample, reward=columns["outcome"].reward)
+        sample = await play_episode(config, Scripted(fleet, script(start)), start)
         return replace(sample, values=np.concatenate([values(sample, place) for place in range(len(sample.segments))]))
 
     return asyncio.run(play())

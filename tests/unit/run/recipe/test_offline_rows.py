@@ -1,11 +1,13 @@
 """Rows of SFT and DPO as tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message
-from interlace.core.types import Prompt
+from interlace.core.types import JSON, Prompt
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.rollouts.rendering.config import RendererConfig
@@ -16,15 +18,18 @@ from tests.support.tokenizers import spacing_tokenizer
 PLAIN, CHAT = (load_tokenizer(ModelConfig(path=path)) for path in ("tiny:micro", "tiny:micro-chat"))
 
 
+def make_row(ids: Sequence[int], *messages: Message, **columns: JSON) -> Prompt:
+    return Prompt(
+        uid="rows/1", token_ids=np.array(ids, np.int32), text="", answer="", messages=messages, metadata=columns
+    )
+
+
 def test_a_completion_has_one_end_token_also_if_its_row_ends_with_it() -> None:
     """Data for trainers that add no end token has it in the text; the model would learn to write it twice."""
     encoder = RowEncoder(kind="demonstrations", tokenizer=PLAIN, renderer=None, demonstrator=None)
 
     def encode(completion: str) -> list[int]:
-        prompt = Prompt(
-            uid="rows/1", token_ids=np.array([5, 6], np.int32), text="", answer="", metadata={"completion": completion}
-        )
-        found: list[int] = encoder.encode(prompt).token_ids.tolist()
+        found: list[int] = encoder.encode(make_row([5, 6], completion=completion)).token_ids.tolist()
         return found
 
     assert encode("yes") == encode(f"yes{PLAIN.eos_token}") == [*PLAIN("yes")["input_ids"], PLAIN.eos_token_id]
@@ -49,11 +54,7 @@ def test_a_completion_continues_its_prompt_without_a_space_of_the_tokenizer(kind
         encoder = RowEncoder(kind="demonstrations", tokenizer=tokenizer, renderer=renderer, demonstrator=None)
         messages = () if renderer is None else (asked,)
         ids = encode(before) if renderer is None else renderer.render(messages)
-        prompt = Prompt(
-            uid="rows/1", token_ids=np.array(ids, np.int32), text="", answer="", messages=messages,
-            metadata={"completion": written},
-        )  # fmt: skip
-        whole = [*ids, *encoder.encode(prompt).token_ids.tolist()]
+        whole = [*ids, *encoder.encode(make_row(ids, *messages, completion=written)).token_ids.tolist()]
         text = f"{before}{written}<end>" if renderer is None else "user: a<end>b\nassistant: yes<end>"
         assert tokenizer.decode(whole) == text
         if renderer is None:
@@ -68,10 +69,8 @@ def test_a_completion_that_continues_after_the_end_of_its_turn_is_refused() -> N
     messages = (Message(role="user", content="hi"),)
 
     def encode(completion: str) -> str:
-        ids = np.array(renderer.render(messages), np.int32)
-        metadata = {"completion": completion}
-        prompt = Prompt(uid="rows/1", token_ids=ids, text="hi", answer="", messages=messages, metadata=metadata)
-        return str(CHAT.decode(encoder.encode(prompt).token_ids.tolist()))
+        row = make_row(renderer.render(messages), *messages, completion=completion)
+        return str(CHAT.decode(encoder.encode(row).token_ids.tolist()))
 
     assert encode("yes") == encode("yes<|im_end|>") == encode("yes<|im_end|>\n") == "yes<|im_end|>"
     with pytest.raises(UserError, match=r"rows/1: the text of an answer continues after '<\|im_end\|>'"):
@@ -88,10 +87,8 @@ def test_only_messages_of_the_assistant_are_compared_in_a_pair() -> None:
         roles = ("assistant", "user", "assistant")
         return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
 
-    ids = np.array(renderer.render(asked), np.int32)
-    metadata = {"chosen": chat("a", "b", "c"), "rejected": chat("d", "e", "f")}
-    prompt = Prompt(uid="rows/1", token_ids=ids, text="hi", answer="", messages=asked, metadata=metadata)
-    sample = encoder.encode(prompt)
+    chosen, rejected = chat("a", "b", "c"), chat("d", "e", "f")
+    sample = encoder.encode(make_row(renderer.render(asked), *asked, chosen=chosen, rejected=rejected))
     assert sample.loss_mask is not None and CHAT.decode(sample.token_ids[sample.loss_mask]) == (
         "a<|im_end|>c<|im_end|>d<|im_end|>f<|im_end|>"
     )

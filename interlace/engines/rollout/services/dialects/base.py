@@ -67,9 +67,10 @@ class StreamingClient(HttpClient, ABC):
 
     @property
     def _cache_key(self) -> str:
-        """Returns the key of the server's prefix cache: it finds no keys and values that other weights computed.
+        """Returns the key of the server's prefix cache. Entries that other weights computed have another key.
 
-        A run may load other weights under one version, such as those of its last step for the last evaluation.
+        A run may load two sets of weights with the same version number: for example, the last evaluation loads the
+        weights of the last step.
         """
         return f"load {self._num_loads}"
 
