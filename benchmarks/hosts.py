@@ -58,6 +58,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.steps < FIRST:
+        parser.error(f"--steps {given.steps} leaves no step that counts: use at least {FIRST}")
     if reason := why_not():
         raise SystemExit(f"this machine cannot have hosts: {reason}")
     found: dict[float, list[float]] = {0.0: [], 0.025: []}

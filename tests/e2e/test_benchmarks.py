@@ -41,7 +41,7 @@ SMALLEST = {
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
     "far_engine": ("--steps", "2"),
     "gpu_decode": ("--device", "cpu", "--hidden", "512", "--layers", "1", "--shapes", "1"),
-    "hosts": ("--steps", "2", "--rounds", "1"),
+    "hosts": ("--steps", "4", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "one-step-off", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
     "recipe_curves": (
