@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from interlace.run.recipe.metric_names import METRICS
-from tests.house.source import ROOT, package_files, tree
+from tests.house.source import ROOT, nodes, package_files
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -45,7 +45,7 @@ def literals() -> tuple[tuple[str, str], ...]:
 
 def literals_of(path: Path) -> Iterator[tuple[str, str]]:
     inner = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         match node:
             case ast.JoinedStr(values=values):
@@ -94,9 +94,10 @@ def _fields() -> Iterator[tuple[str, str]]:
 
 def test_every_metric_of_the_code_has_a_meaning() -> None:
     families = {name.partition("/")[0] for name in metrics() if "/" in name}
+    places = {text: place for place, text in literals()}
     missing = [
         f"{place}: {text}"
-        for place, text in literals()
+        for text, place in places.items()
         if re.fullmatch(r"[a-z_]+(/\w+)+", text) and text.partition("/")[0] in families
         if text not in metrics() and not any(is_same(text, name) for name in metrics())
     ]
