@@ -17,15 +17,19 @@ install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-batch-simulators test-loggers test-gguf test-lm-eval test-lerobot test-faults test-soak check docs bench clean
+.PHONY: quickstart test test-gpu test-slow test-ray test-vllm test-simulators test-batch-simulators test-loggers test-gguf test-lm-eval test-lerobot test-faults test-soak check style docs bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
 
 # One process per core, at most four of 2 GB: most tests compute on one core. A debugger needs one process:
-# PYTEST_ARGS='-n 0 --pdb'.
-test: check
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 $(PYTEST_ARGS)
+# PYTEST_ARGS='-n 0 --pdb'. mypy, which computes on one core for a minute, runs at the same time and prints its result
+# after the tests.
+test: style
+	@types=$$(mktemp); $(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
+	trap 'kill $$mypy 2>/dev/null; rm -f $$types' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 $(PYTEST_ARGS); tested=$$?; \
+	wait $$mypy; typed=$$?; echo 'mypy:'; cat $$types; [ $$typed = 0 ] || exit $$typed; exit $$tested
 
 test-slow: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200 $(PYTEST_ARGS)
@@ -86,10 +90,12 @@ test-soak: .venv/.installed-dev
 test-gpu: .venv/.installed-dev
 	$(BIN)/python -m pytest -m gpu -rs -s $(PYTEST_ARGS)
 
-check: .venv/.installed-dev
+check: style
+	$(BIN)/mypy
+
+style: .venv/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # The documentation site, in an environment of its own without torch. Strict: a broken link or anchor is an error.

@@ -22,6 +22,8 @@ gc.disable()
 import pytest  # noqa: E402 - after the environment is set
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests.support import heap  # noqa: E402
+
 settings.register_profile(
     "interlace",
     deadline=None,  # a shared machine stalls now and then; that is not a property of the code
@@ -39,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    gc.freeze()
+    heap.freeze()
     gc.enable()
 
 

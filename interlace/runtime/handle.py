@@ -31,8 +31,3 @@ class Handle(Generic[T]):
                 f"{self.task.get_name()} is not done after {timeout_s} s; it continues and can be awaited again."
             )
         return self.task.result()
-
-    @property
-    def durations_s(self) -> tuple[float, ...]:
-        """Seconds of each rank's operation. Empty until it is done."""
-        return tuple(span.end_s - span.start_s for span in self.spans) if self.task.done() else ()

@@ -22,6 +22,8 @@ from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 
+WITH_TORCH = ("tests.support.rank_pair",)
+"""Module of the fork server that other tests of ranks use too."""
 NUM_NUMBERS = 1 << 20
 """Four megabytes: enough to go through shared memory."""
 
@@ -50,7 +52,8 @@ class Pen(Worker):
 
 async def launch(cluster: Cluster, name: str, ranks: int = 1) -> WorkerGroup[Any]:
     devices = cluster.devices[:ranks]
-    return await cluster.launch(WorkerSpec(name=name, factory=Pen, worker_class=Pen, devices=devices, num_ranks=ranks))
+    spec = WorkerSpec(name=name, factory=Pen, worker_class=Pen, devices=devices, num_ranks=ranks, preload=WITH_TORCH)
+    return await cluster.launch(spec)
 
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])

@@ -29,6 +29,8 @@ from tests.support.episode_runs import OneEngine
 
 KINDS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 ENGINE = OneEngine()
+WITH_TORCH = ("tests.support.rank_pair",)
+"""Module of the fork server that other tests of ranks use too."""
 
 
 class ApartRollout(RolloutWorker):
@@ -56,8 +58,9 @@ class Apart(OneEngine):
 
     async def pool(self, cluster: Cluster, num_samples: int) -> EnginePool:
         spec = WorkerSpec(
-            name="rollout/0", factory=make_rollout, worker_class=ApartRollout, devices=cluster.devices[:1], may_die=True
-        )
+            name="rollout/0", factory=make_rollout, worker_class=ApartRollout, devices=cluster.devices[:1],
+            preload=WITH_TORCH, may_die=True,
+        )  # fmt: skip
         group = await cluster.launch(spec)
         pool = EnginePool(
             cluster, [group], self.schedule, samples_per_step=num_samples, expected_tokens=12, on_suspended=lambda: None
@@ -95,7 +98,7 @@ def test_contents_stay_in_shared_memory(
         readers = await cluster.launch(
             WorkerSpec(
                 name="reader", factory=Reader, worker_class=Reader, devices=cluster.devices[:2], num_ranks=2,
-                may_die=True,
+                preload=WITH_TORCH, may_die=True,
             )
         )  # fmt: skip
         engine = Apart()
@@ -126,9 +129,10 @@ def test_values_that_a_worker_keeps_are_read_where_they_are_used(kind: str, requ
         ranks = 1 if kind == "sim" else 2
         learner = await cluster.launch(
             WorkerSpec(
-                name="learner", factory=Learner, worker_class=Learner, devices=cluster.devices[:ranks], num_ranks=ranks
+                name="learner", factory=Learner, worker_class=Learner, devices=cluster.devices[:ranks],
+                num_ranks=ranks, preload=WITH_TORCH,
             )
-        )
+        )  # fmt: skip
         channel = Channel[int, Picture]("pictures", Picture, cluster.waits)
         cursor = channel.subscribe("learner", ("content",))
         for number in range(4):

@@ -79,7 +79,15 @@ async def launch(
 ) -> WorkerGroup[Any]:
     rule = RevivalRule(budget=RestartBudget(name, per_hour), repeats_calls=repeats)
     return await cluster.launch(
-        WorkerSpec(name=name, factory=worker, worker_class=worker, devices=cluster.devices, num_ranks=2, revival=rule)
+        WorkerSpec(
+            name=name,
+            factory=worker,
+            worker_class=worker,
+            devices=cluster.devices,
+            num_ranks=2,
+            preload=(__name__,),
+            revival=rule,
+        )
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session, constants
 
 import interlace
 from tests.support.library import ROWS, TINY
@@ -14,26 +15,7 @@ from tests.support.library import ROWS, TINY
 pytest.importorskip("aiohttp")
 pytest.importorskip("peft")
 from tests.support.hub_server import READER, WRITER, Hub, Repository, open_hub
-
-ROOT = Path(__file__).parents[2]
-UPLOAD = """
-import sys, interlace
-run = interlace.load_run(sys.argv[1])
-print(run.export("hub:me/mine", merge=False))
-print(run.export("hub:me/mine", merge=False))
-assert run.export("alone", merge=False) and run.export("whole")
-print(run.export("hub:me/alone", merge=False))
-print(run.push_to_hub("me/mine"))
-"""
-MISTAKES = """
-import sys, interlace
-run = interlace.load_run(sys.argv[1])
-for name, token in [each.split("=") for each in sys.argv[2:]]:
-    try:
-        print("uploaded to", run.push_to_hub(name, token=token))
-    except interlace.UserError as error:
-        print(error)
-"""
+from tests.support.training import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +27,38 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> interlace.TrainedRun:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Yields a hub to which the client of this process uploads by git LFS. The current folder is the test's."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"HF_TOKEN": WRITER, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
     with open_hub() as served:
+        # The client has read its environment when it was imported.
+        for name, setting in {"ENDPOINT": served.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+            monkeypatch.setattr(constants, name, setting)
+        close_session()
         yield served
+    close_session()
 
 
-def call(endpoint: str, folder: Path, *arguments: str) -> list[str]:
-    """Runs Python with a client that uploads to the endpoint by git LFS. Returns the lines of its output."""
+def export_by_command(endpoint: str, folder: Path, *arguments: str) -> str:
+    """Exports by the command, whose environment selects the hub. Returns its output."""
     environment = {
         **os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": WRITER,
-        "HF_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
+        "HF_HOME": str(folder / "home"), "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "interlace", "export", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return done.stdout
+
+
+def refusal(run: interlace.TrainedRun, name: str, token: str = WRITER) -> str:
+    with pytest.raises(interlace.UserError) as caught:
+        run.push_to_hub(name, token=token)
+    return str(caught.value)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -68,7 +66,9 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def test_each_file_of_an_export_arrives(run: interlace.TrainedRun, hub: Hub, tmp_path: Path) -> None:
-    addresses = call(hub.url, tmp_path, "-c", UPLOAD, str(run.folder))
+    addresses = [run.export("hub:me/mine", merge=False) for _ in range(2)]
+    assert run.export("alone", merge=False) and run.export("whole")
+    addresses += [run.export("hub:me/alone", merge=False), run.push_to_hub("me/mine")]
     assert addresses == [f"{hub.url}/me/{name}" for name in ("mine", "mine", "alone", "mine")]
     alone, mine = (hub.repositories["model", f"me/{name}"] for name in ("alone", "mine"))
     written = read_files(tmp_path / "alone")
@@ -86,16 +86,16 @@ def test_each_file_of_an_export_arrives(run: interlace.TrainedRun, hub: Hub, tmp
 
 def test_the_command_uploads(run: interlace.TrainedRun, hub: Hub, tmp_path: Path) -> None:
     hub.repositories["dataset", "me/mine"] = Repository(files={"rows.jsonl": b"{}"})
-    lines = call(hub.url, tmp_path, "-m", "interlace", "export", str(run.folder), "--to", "hub:me/mine", "--public")
-    assert f"{hub.url}/me/mine" in " ".join(lines)
+    shown = export_by_command(hub.url, tmp_path, str(run.folder), "--to", "hub:me/mine", "--public")
+    assert f"{hub.url}/me/mine" in shown.replace("\n", " ")
     assert hub.repositories["model", "me/mine"].visibility == "public"
     assert hub.repositories["dataset", "me/mine"].files == {"rows.jsonl": b"{}"}, "a data set has names of its own"
 
 
-def test_mistakes(run: interlace.TrainedRun, hub: Hub, tmp_path: Path) -> None:
+def test_mistakes(run: interlace.TrainedRun, hub: Hub) -> None:
     hub.repositories["model", "me/other"] = Repository(files={"model.gguf": b"GGUF", "README.md": b"---\n{}\n---\n"})
-    attempts = ("me/mine=hf_wrong", f"me/mine={READER}", f"them/mine={WRITER}", f"me/other={WRITER}", f"mine={WRITER}")
-    wrong, reader, theirs, other, nameless = call(hub.url, tmp_path, "-c", MISTAKES, str(run.folder), *attempts)
+    wrong, reader = refusal(run, "me/mine", "hf_wrong"), refusal(run, "me/mine", READER)
+    theirs, other, nameless = (refusal(run, name) for name in ("them/mine", "me/other", "mine"))
     assert "the hub refuses the token (" in wrong and "`hf auth login`, HF_TOKEN or token=..." in wrong
     assert "the token may not write there (You don't have the rights to create a model" in reader
     assert "the token may not write there" in theirs and "'them/mine'" in theirs
@@ -104,8 +104,9 @@ def test_mistakes(run: interlace.TrainedRun, hub: Hub, tmp_path: Path) -> None:
     assert [*hub.repositories] == [("model", "me/other")] and len(hub.repositories["model", "me/other"].files) == 2
 
 
-def test_a_hub_that_cannot_be_reached(run: interlace.TrainedRun, tmp_path: Path) -> None:
-    with open_hub() as hub:
-        url = hub.url
-    [told] = call(url, tmp_path, "-c", MISTAKES, str(run.folder), f"me/mine={WRITER}")
+def test_a_hub_that_cannot_be_reached(run: interlace.TrainedRun, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_hub() as ended:
+        url = ended.url
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    told = refusal(run, "me/mine")
     assert f"{url} cannot be reached" in told and "export to a folder" in told

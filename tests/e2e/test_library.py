@@ -19,6 +19,7 @@ from interlace.run.library import Settings
 from interlace.run.program_model import save_model_object
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
+from tests.support import heap
 from tests.support.library import ROWS, TINY
 from tests.support.reward_functions import size
 
@@ -187,7 +188,7 @@ def test_a_tilde_is_the_home_folder_as_in_a_shell(tmp_path: Path, monkeypatch: p
 def test_a_search_for_cycles_leaves_out_the_objects_before_training(tmp_path: Path, algorithm: str) -> None:
     searched: list[int] = []
     given = {"reward": "exact"} if algorithm == "grpo" else {}
-    gc.unfreeze()  # conftest.py has frozen objects, and a run leaves it at that
+    heap.unfreeze()  # conftest.py has frozen objects, and a run leaves it at that
     interlace.train(
         model="tiny:micro", data=ROWS if given else [{**row, "completion": row["answer"]} for row in ROWS],
         algorithm=algorithm, folder=tmp_path, quiet=True, callbacks=[lambda _: searched.append(len(gc.get_objects()))],
@@ -195,7 +196,7 @@ def test_a_search_for_cycles_leaves_out_the_objects_before_training(tmp_path: Pa
     )  # fmt: skip
     assert gc.get_freeze_count() == 0
     assert max(searched) < 0.2 * len(gc.get_objects())
-    gc.freeze()
+    heap.freeze()
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])

@@ -106,14 +106,19 @@ def test_the_folder_of_a_reward_model_is_the_reward_of_another_run(tmp_path: Pat
     assert "reward/model" in metrics(tmp_path, "judged")[0]
 
 
+@pytest.fixture(scope="module")
+def trained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("teacher")
+    run_recipe("sft", root, "teacher", small("steps=30", "optimizer.warmup_steps=0"))
+    return root / "teacher" / "checkpoints" / "step_30"
+
+
 @pytest.mark.parametrize("signal", ["advantage", "loss", "top_k"])
 @pytest.mark.parametrize("teacher", ["models", "context"])
-def test_a_student_approaches_its_teacher(tmp_path: Path, teacher: str, signal: str) -> None:
-    run_recipe("sft", tmp_path, "teacher", small("steps=30", "optimizer.warmup_steps=0"))
-    folder = tmp_path / "teacher" / "checkpoints" / "step_30"
-    several = [] if signal == "top_k" else [f"reference.ensemble=[{folder}]"]
+def test_a_student_approaches_its_teacher(tmp_path: Path, trained_model: Path, teacher: str, signal: str) -> None:
+    several = [] if signal == "top_k" else [f"reference.ensemble=[{trained_model}]"]
     teachers = {
-        "models": [f"reference.model={folder}", *several],
+        "models": [f"reference.model={trained_model}", *several],
         "context": ["reference.model=null", "reference.context='{answer}'"],
     }
     changes = [*teachers[teacher], "steps=8", "warmup=null", f"algorithm.signal={signal}", "sampling.max_new_tokens=8"]

@@ -26,6 +26,7 @@ SMALL = (
     "logging.loggers=[]",
     "cluster.devices=cpu:2",
     "cluster.threads_per_worker=1",
+    "evaluation.num_shown=0",
 )
 
 

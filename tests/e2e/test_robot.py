@@ -245,7 +245,7 @@ def test_outcomes_choose_the_filmed_episodes(tmp_path: Path, workers: int) -> No
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
     settings = ["steps=1", "logging.loggers=[]", f"episode.workers={workers}", "task.starts.heldout_size=6"]
-    run(tmp_path, "chosen", settings)
+    run(tmp_path, "chosen", [*settings, "evaluation.num_shown=4"])
     run(tmp_path, "every", [*settings, "evaluation.filmed=first", "evaluation.num_shown=100"])
     chosen, every = (read_films(tmp_path / name / "videos") for name in ("chosen", "every"))
     lengths = {film.name: int(film.caption.split()[-2]) for film in every if film.step == 0}

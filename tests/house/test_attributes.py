@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
-from tests.house.source import PACKAGE, package_files, tree
+from tests.house.source import PACKAGE, nodes, package_files
 
 
-def valueless(module: ast.Module) -> Iterator[str]:
+def valueless(path: Path) -> Iterator[str]:
     """Yields the attributes that a constructor only announces. A torch module's buffers are set by torch."""
-    for owner in ast.walk(module):
+    for owner in nodes(path):
         if not isinstance(owner, ast.ClassDef) or any("Module" in ast.unparse(base) for base in owner.bases):
             continue
         makers = [part for part in owner.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
@@ -18,5 +19,5 @@ def valueless(module: ast.Module) -> Iterator[str]:
 
 
 def test_no_attribute_waits_for_its_value() -> None:
-    found = {str(path.relative_to(PACKAGE)): names for path in package_files() if (names := [*valueless(tree(path))])}
+    found = {str(path.relative_to(PACKAGE)): names for path in package_files() if (names := [*valueless(path)])}
     assert not found, f"give each a value where the object is made: {found}"

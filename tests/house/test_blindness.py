@@ -5,14 +5,15 @@ fields are covered too.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from interlace.schedule.schedule import Schedule
-from tests.house.source import PACKAGE, package_files, place, tree
+from tests.house.source import PACKAGE, nodes, package_files, place
 
 FIELDS = frozenset(Schedule.model_fields)
 # A name of two words is the schedule's wherever it stands; one word (publish, dispatch) may be anyone's method.
@@ -30,6 +31,7 @@ MODE_WORDS = frozenset({
 })  # fmt: skip
 
 
+@cache
 def mode_names() -> frozenset[str]:
     presets = {path.stem for path in (PACKAGE / "schedule" / "presets").glob("*.yaml")}
     values = {
@@ -42,9 +44,9 @@ def mode_names() -> frozenset[str]:
     return MODE_WORDS | presets | (values - COMMON_VALUES)
 
 
-def schedule_reads(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+def schedule_reads(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
     """Nodes that read a schedule's field: by attribute, by getattr, or by its name as a key."""
-    for node in ast.walk(module):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             called_schedule = "schedule" in name_of(node.value).lower()
             if node.attr in DISTINCT or (called_schedule and node.attr in FIELDS):
@@ -62,9 +64,9 @@ def name_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def mode_comparisons(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+def mode_comparisons(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
     names = mode_names()
-    for node in ast.walk(module):
+    for node in nodes:
         tested: list[ast.AST] = []
         if isinstance(node, ast.Compare):
             tested = [node.left, *node.comparators]
@@ -76,8 +78,8 @@ def mode_comparisons(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
                 yield node, repr(constant.value)
 
 
-def imports_schedule(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    for node in ast.walk(module):
+def imports_schedule(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
+    for node in nodes:
         named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             named = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
@@ -87,7 +89,7 @@ def imports_schedule(module: ast.Module) -> Iterator[tuple[ast.AST, str]]:
 
 def findings(paths: list[Path], search: object) -> list[str]:
     assert callable(search)
-    return [f"{place(path, node)} {what}" for path in paths for node, what in search(tree(path))]
+    return [f"{place(path, node)} {what}" for path in paths for node, what in search(nodes(path))]
 
 
 def test_nothing_outside_reads_a_schedule_field() -> None:
@@ -120,10 +122,10 @@ def test_nothing_outside_imports_the_schedule() -> None:
 )
 def test_the_checks_see_what_they_look_for(search: object, code: str) -> None:
     assert callable(search)
-    assert list(search(ast.parse(code)))
+    assert list(search(ast.walk(ast.parse(code))))
 
 
 @pytest.mark.parametrize("code", ["run.publish(batch)", "optimizer.schedule.warmup", "engine.update(mode == 'keep')"])
 def test_the_checks_leave_other_code_alone(code: str) -> None:
-    module = ast.parse(code)
-    assert not [*schedule_reads(module), *mode_comparisons(module), *imports_schedule(module)]
+    for search in (schedule_reads, mode_comparisons, imports_schedule):
+        assert not list(search(ast.walk(ast.parse(code))))

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from interlace.run.recipe.metric_names import METRICS
-from tests.house.source import ROOT, package_files, tree
+from tests.house.source import ROOT, nodes, package_files, place
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -45,14 +45,16 @@ def literals() -> tuple[tuple[str, str], ...]:
 
 def literals_of(path: Path) -> Iterator[tuple[str, str]]:
     inner = set()
-    for node in ast.walk(tree(path)):
-        place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+    for node in nodes(path):
         match node:
             case ast.JoinedStr(values=values):
                 inner.update(map(id, values))
-                yield place, "".join(str(p.value) if isinstance(p, ast.Constant) else "NAME" for p in values)
+                yield (
+                    place(path, node),
+                    "".join(str(p.value) if isinstance(p, ast.Constant) else "NAME" for p in values),
+                )
             case ast.Constant(value=str(text)) if id(node) not in inner:
-                yield place, text
+                yield place(path, node), text
 
 
 def is_same(first: str, second: str) -> bool:
@@ -86,17 +88,18 @@ def test_every_key_of_a_recipe_is_on_the_page() -> None:
 
 def _fields() -> Iterator[tuple[str, str]]:
     generate = script()
-    for config, place in ((generate.Recipe, ""), *generate.places().items()):
+    for config, section in ((generate.Recipe, ""), *generate.places().items()):
         for name in config.model_fields:
-            if generate.CHOSEN.get(place) != name and name in config.__annotations__:
-                yield f"{place}." if place else "", name
+            if generate.CHOSEN.get(section) != name and name in config.__annotations__:
+                yield f"{section}." if section else "", name
 
 
 def test_every_metric_of_the_code_has_a_meaning() -> None:
     families = {name.partition("/")[0] for name in metrics() if "/" in name}
+    places = {text: found for found, text in literals()}
     missing = [
-        f"{place}: {text}"
-        for place, text in literals()
+        f"{found}: {text}"
+        for text, found in places.items()
         if re.fullmatch(r"[a-z_]+(/\w+)+", text) and text.partition("/")[0] in families
         if text not in metrics() and not any(is_same(text, name) for name in metrics())
     ]

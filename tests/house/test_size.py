@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-from tests.house.source import FunctionNode, excused, functions, package_files, place, public_functions, sources, tree
+from tests.house.source import FunctionNode, excused, functions, nodes, package_files, place, public_functions, sources
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -81,7 +81,7 @@ def test_classes_have_few_methods() -> None:
     found = (
         (path, node, num_methods(node))
         for path in package_files()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     )
     report(

@@ -33,6 +33,16 @@ server.start()
 print(server.pid, flush=True)
 time.sleep(600)
 """
+ADOPT = """
+import sys, time
+from pathlib import Path
+from interlace.engines.rollout.services.adoption import adopt_server
+from interlace.engines.rollout.services.process import ServerCommand
+
+adopt_server(Path(sys.argv[1]), 600.0, "model", lambda _: ServerCommand(arguments=tuple(sys.argv[2:])))
+print("adopted", flush=True)
+time.sleep(600)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ SMALL = (
     "logging.loggers=[]",
     "cluster.devices=cpu:2",
     "cluster.threads_per_worker=1",
+    "evaluation.num_shown=0",  # the films of a run take as long as its training
 )
 DOT = (
     "model.robot.state_size=2",

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,23 +19,15 @@ import pytest
 from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.kinds.base import make_private_folder
 from interlace.engines.rollout.services import link
-from interlace.engines.rollout.services.adoption import NotAdoptedError, adopt_server, end_unused_servers
+from interlace.engines.rollout.services.adoption import NotAdoptedError, end_unused_servers
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import AdoptedGuard
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
+from interlace.engines.rollout.services.process import ServerProcess
 from interlace.engines.rollout.services.protocol import PauseMode, ServiceCapacity, ServiceError
 from tests.support.engine_servers import wait_until
-from tests.support.killed_servers import SLEEP, Killed, close_servers, kill_run, start_run
+from tests.support.killed_servers import ADOPT, SLEEP, Killed, close_servers, kill_run, start_run
 from tests.support.processes import all_gone, children, descendants, handles
-
-
-def adopt_and_wait() -> None:
-    """Adopts the server of the record on the command line, as another process."""
-    file = Path(sys.argv[1])
-    adopt_server(file, 600.0, "model", lambda _: ServerCommand(arguments=SLEEP))
-    print("adopted", flush=True)
-    time.sleep(600)
 
 
 @pytest.fixture
@@ -55,8 +46,7 @@ def killed(tmp_path: Path, folder: Path) -> Iterator[Killed]:
 
 def test_a_server_is_adopted_and_waits_again_after_the_second_run_was_killed(killed: Killed) -> None:
     assert killed.record.stat().st_mode & 0o777 == 0o600
-    code = "from tests.unit.engines.rollout.services.test_adoption import adopt_and_wait; adopt_and_wait()"
-    with subprocess.Popen([sys.executable, "-c", code, str(killed.record)], stdout=subprocess.PIPE) as second:
+    with subprocess.Popen([sys.executable, "-c", ADOPT, str(killed.record), *SLEEP], stdout=subprocess.PIPE) as second:
         assert second.stdout is not None and second.stdout.readline() == b"adopted\n"
         second.kill()
     server = killed.adopt()
