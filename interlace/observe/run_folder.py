@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Self, overload
 
 from interlace.core.config import Config
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, nearest
 from interlace.core.yaml_text import to_yaml
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.secrets import mask_secrets, write_secrets
@@ -238,7 +238,9 @@ def run_folder(spec: str, root: Path = ROOT) -> RunFolder:
     """Finds a run by its name or folder. root: folder of the runs. Raises UserError if it does not exist."""
     found = find_run(spec, root)
     if found is None:
-        raise UserError(f"{spec!r} is not a run: neither {spec} nor {root / spec} has a config.yaml.")
+        names = [folder.parent.name for folder in root.glob("*/config.yaml")]
+        hint = nearest(spec, names) if names else ""
+        raise UserError(f"{spec!r} is not a run: neither {spec} nor {root / spec} has a config.yaml.{hint}")
     return found
 
 

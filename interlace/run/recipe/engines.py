@@ -80,7 +80,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
     from interlace.engines.rollout.services.check import WantedModel, check_servers
     from interlace.engines.rollout.services.http import Address
 
-    kind.check_urls()
+    urls = kind.check_urls()
     wanted = WantedModel(
         vocab_size=model.config.get_text_config().vocab_size,
         num_tokens=recipe.sampling.max_new_tokens,
@@ -89,7 +89,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
         temperature=recipe.sampling.temperature,
         is_fixed=is_fixed,
     )
-    check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)
+    check_servers([Address(url=url, key=kind.key) for url in urls], kind.config.dialect, wanted)
 
 
 def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:
