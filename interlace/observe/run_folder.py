@@ -15,6 +15,7 @@ tensorboard/       event files, if TensorBoard is installed
 report.html        of `interlace report`
 comparison.html    of `interlace compare`, in the first run's folder
 profile/           steps-10-12/, torch profiler traces of those steps (logging.trace_steps), one file per process
+spaces.json        shapes of the observations and actions of a robot's simulators
 process.json       lock of the process that trains the run (see run_lock.py)
 """
 
@@ -71,6 +72,8 @@ class RunFolder:
     engines = _Within("engines")
     """Logs and records of engine servers, and commands for the run's engines."""
     process = _Within("process.json")
+    spaces = _Within("spaces.json")
+    """Shapes of the observations and actions of a robot's simulators."""
 
     @classmethod
     def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
