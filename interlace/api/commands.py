@@ -18,7 +18,7 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
 from interlace.observe.notebook import shorten_value, table_html
 from interlace.observe.open_progress import open_progress
-from interlace.observe.run_folder import folder_name, run_folder
+from interlace.observe.run_folder import find_run, folder_name, run_folder
 from interlace.observe.stop import StopSignal
 from interlace.run.best import NEWEST, choose_checkpoint
 from interlace.run.evaluation import Evaluation
@@ -291,7 +291,8 @@ def serve(
     spec, chosen = find_checkpoint(model_or_run, checkpoint)
     if policy:
         settings, others = split_policy_settings(overrides)
-        options = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings)
+        run = find_run(spec)
+        options = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings, run=run)
         return Server(make_served_policy(spec, others, chosen), options)
     recipe = make_served_recipe(spec, list(overrides), chosen)
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))

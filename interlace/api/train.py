@@ -15,12 +15,13 @@ from interlace.api.names import read_given
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
+from interlace.core.flat_settings import flatten_settings
 from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.open_progress import open_progress
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_identity import CHANGEABLE, flatten, may_change
+from interlace.observe.run_identity import CHANGEABLE, may_change
 from interlace.observe.run_lock import open_run, resume_run
 from interlace.observe.run_start import check_choice, explain_end
 from interlace.observe.stop import StopSignal
@@ -147,7 +148,7 @@ def _load_resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder, No
     edits = list_edits(asked.given, folder) if asked.given else []
     changed = [override_key(override) for override in asked.run.overrides]
     recipe = asked.run.sections.recipe(load_recipe(str(folder.config), [*edits, *asked.run.overrides]), changed)
-    old, new = dict(flatten(before.model_dump(mode="json"))), dict(flatten(recipe.model_dump(mode="json")))
+    old, new = (flatten_settings(each.model_dump(mode="json")) for each in (before, recipe))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if refused := [key for key in keys if not may_change(key, old.get(key), program_names=GIVEN)]:
         places = {str(path): place for path, place in asked.run.sections.rows.items()}

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from interlace.cli.complete import complete_run
 from interlace.cli.preflight import say
-from interlace.core.errors import UserError, nearest
+from interlace.core.errors import UserError
 from interlace.observe.atomic_file import write_atomic
-from interlace.observe.run_folder import ROOT, RunFolder, find_run
+from interlace.observe.run_folder import RunFolder, run_folder
 from interlace.observe.run_lock import is_held
 from interlace.schedule.roles import role_named
 
@@ -37,7 +37,7 @@ def engines(
     drain lets running requests end first; remove hands them to the other engines with the tokens so far.
     """
     if verb is None:
-        _list_engines(_find_engines(run))
+        _list_engines(run_folder(run).engines)
     elif verb not in VERBS or engine is None:
         raise UserError(
             f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`, or for a number of engines `interlace "
@@ -68,19 +68,9 @@ def scale(
 
 def _change_engines(run: str, verb: str, engine: str) -> None:
     """Sends a command to the run, and prints its answer and the engines."""
-    folder = _find_engines(run)
+    folder = run_folder(run).engines
     say(Console(), _send_command(folder, verb, engine))
     _list_engines(folder)
-
-
-def _find_engines(run: str) -> Path:
-    """Returns the folder of a run's engines. Raises UserError if there is no such run."""
-    found = find_run(run)
-    if found is None:
-        names = [folder.parent.name for folder in ROOT.glob("*/config.yaml")]
-        hint = nearest(run, names) if names else ""
-        raise UserError(f"there is no run {run!r}: it names no folder of a run, and none in {ROOT.absolute()}.{hint}")
-    return found.engines
 
 
 def _send_command(folder: Path, verb: str, engine: str) -> str:

@@ -57,7 +57,8 @@ def serve(
 
         settings, others = split_policy_settings(overrides or [])
         source = make_served_policy(model_or_run, others, checkpoint)
-        made = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings)
+        run = find_run(model_or_run)
+        made = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings, run=run)
         _run_until_stopped(partial(serve_policy, source, made, on_ready=_announce_policy))
         return
     recipe = make_served_recipe(model_or_run, overrides or [], checkpoint)

@@ -30,6 +30,7 @@ class SamplingParams(Config):
     top_k: int = Field(default=0, ge=0, le=LARGEST_INT32)
     """0 keeps the whole vocabulary."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Tokens less probable than this share of the most probable token are cut off. top_p counts the remaining ones."""
     repetition_penalty: float = Field(default=1.0, ge=1 / LARGEST, le=LARGEST)
     presence_penalty: float = Field(default=0.0, ge=-LARGEST, le=LARGEST)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKENS)

@@ -274,8 +274,9 @@ class NamedSource(SourceConfig):
 class MixtureSource(NamedSource):
     """A part of a mixture."""
 
-    weight: float = Field(default=1.0, gt=0)
-    """Share of the draws, relative to the weights of the other sources."""
+    weight: float = Field(default=1.0, ge=0)
+    """Share of the draws, relative to the weights of the other sources. With 0, no prompt of the source is drawn until
+    a callback raises its weight (step.set_weights)."""
     sampler: SamplerChoice = SamplerChoice()
     """Order of its prompts."""
 
@@ -315,6 +316,10 @@ class DataConfig(SourceConfig):
         doubled = next((label for label in labels if labels.count(label) > 1), None)
         if doubled is not None:
             raise ValueError(f"two sources of mixture have the name {doubled!r}: set `name` of one")
+        if not any(part.weight for part in self.mixture):
+            raise ValueError(
+                f"all sources of mixture ({', '.join(labels)}) have the weight 0: one needs a larger weight"
+            )
         if self.columns or self.omit:
             raise ValueError("columns and omit of a mixture belong to each of its sources: write them there")
         if self.sampler != SamplerChoice():

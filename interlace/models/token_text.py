@@ -38,15 +38,16 @@ class Chunk(NamedTuple):
     second_end: int
 
 
-def spell_tokens(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> SpelledTokens:
+def spell_tokens(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], after: Sequence[int] = ()) -> SpelledTokens:
     """Returns the text of tokens and the place of each token in it.
 
     Decodes a few tokens at a time, together with the tokens before them, because a decoder treats the beginning of a
-    text differently.
+    text differently: decoders of SentencePiece remove a space. after: the tokens before `ids`.
     """
     text, ends = "", []
-    known_start, known_end = 0, 0  # tokens that are decoded before the next ones
-    for place in range(1, len(ids) + 1):
+    ids = [*after, *ids]
+    known_start, known_end = 0, len(after)  # tokens that are decoded before the next ones
+    for place in range(known_end + 1, len(ids) + 1):
         before = _decode_ids(tokenizer, ids[known_start:known_end])
         found = _decode_ids(tokenizer, ids[known_start:place])
         is_whole = len(found) > len(before) and not found.endswith(_INCOMPLETE)
@@ -107,11 +108,17 @@ def adds_space(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return any(str(piece).startswith(_FIRST_SPACES) for piece in tokenizer.convert_ids_to_tokens(first))
 
 
-def encode_continuation(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Returns the tokens of a text that follows other text, without the space that some tokenizers put before it."""
+def encode_continuation(tokenizer: "PreTrainedTokenizerBase", text: str, after: Sequence[int] = ()) -> list[int]:
+    """Returns the tokens of a text that follows other text, without the space that some tokenizers put before it.
+
+    after: the tokens before the text. If they end with a tag, the text is tokenized after it: some tokenizers put a
+    space after tags too.
+    """
     if not text or not adds_space(tokenizer):
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    before, whole, alone = tokenizer([_BEFORE, _BEFORE + text, text], add_special_tokens=False)["input_ids"]
+    tag = tokenizer.added_tokens_decoder.get(int(after[-1])) if len(after) else None
+    begin = _BEFORE if tag is None else str(tag)
+    before, whole, alone = tokenizer([begin, begin + text, text], add_special_tokens=False)["input_ids"]
     return list(whole[len(before) :] if whole[: len(before)] == before else alone)
 
 

@@ -15,6 +15,7 @@ tensorboard/       event files, if TensorBoard is installed
 report.html        of `interlace report`
 comparison.html    of `interlace compare`, in the first run's folder
 profile/           steps-10-12/, torch profiler traces of those steps (logging.trace_steps), one file per process
+spaces.json        shapes of the observations and actions of a robot's simulators
 process.json       lock of the process that trains the run (see run_lock.py)
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Self, overload
 
 from interlace.core.config import Config
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, nearest
 from interlace.core.yaml_text import to_yaml
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.secrets import mask_secrets, write_secrets
@@ -71,6 +72,8 @@ class RunFolder:
     engines = _Within("engines")
     """Logs and records of engine servers, and commands for the run's engines."""
     process = _Within("process.json")
+    spaces = _Within("spaces.json")
+    """Shapes of the observations and actions of a robot's simulators."""
 
     @classmethod
     def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
@@ -238,7 +241,9 @@ def run_folder(spec: str, root: Path = ROOT) -> RunFolder:
     """Finds a run by its name or folder. root: folder of the runs. Raises UserError if it does not exist."""
     found = find_run(spec, root)
     if found is None:
-        raise UserError(f"{spec!r} is not a run: neither {spec} nor {root / spec} has a config.yaml.")
+        names = [folder.parent.name for folder in root.glob("*/config.yaml")]
+        hint = nearest(spec, names) if names else ""
+        raise UserError(f"{spec!r} is not a run: neither {spec} nor {root / spec} has a config.yaml.{hint}")
     return found
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
+from interlace.core.flat_settings import flatten_settings
 from interlace.core.yaml_text import read_mapping, to_yaml
 from interlace.observe.program_files import follow_moved_file, follow_moved_files
 
@@ -93,18 +94,6 @@ def may_change(key: str, before: JSON = None, *, program_names: str | None = Non
     return _is_of(key, CHANGEABLE)
 
 
-def flatten(value: JSON, prefix: str = "") -> Iterator[tuple[str, JSON]]:
-    """Yields the settings by their dotted keys."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from flatten(inner, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        for place, inner in enumerate(value):
-            yield from flatten(inner, f"{prefix}.{place}")
-    else:
-        yield prefix, value
-
-
 def check_changed_settings(
     checkpoint: Path, settings: Mapping[str, JSON], *, program_names: str | None = None
 ) -> list[str]:
@@ -116,8 +105,8 @@ def check_changed_settings(
     """
     remedy = f"Delete {checkpoint} to resume from the one before."
     stored = read_mapping(checkpoint / SETTINGS_FILE, remedy=remedy)
-    written = dict(flatten(follow_moved_files(stored, _runs_of(checkpoint))))
-    present = dict(flatten(settings))
+    written = flatten_settings(follow_moved_files(stored, _runs_of(checkpoint)))
+    present = flatten_settings(dict(settings))
     planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
     lines, refused = [], False
     for key in sorted(written.keys() | present.keys()):

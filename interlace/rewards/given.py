@@ -1,13 +1,12 @@
 """Reward functions that a program gives as objects. Their names here are known in this process only."""
 
-import secrets
 import sys
 
+from interlace.core.callables import PROCESS_NAME, make_process_name
 from interlace.core.errors import UserError
 from interlace.rewards.config import GIVEN, RewardConfig, reward_names
 from interlace.rewards.signature import name_of_function
 
-_PREFIX = "function_"
 _given: dict[str, object] = {}
 
 
@@ -17,8 +16,7 @@ def name_of(function: object) -> str:
         return name
     known = next((known for known, each in _given.items() if each is function), None)
     if known is None:
-        # Random, because a number would name another function in a later process that reads the run's settings.
-        known = f"{_PREFIX}{secrets.token_hex(8)}"
+        known = make_process_name(function, label_of_function(function))
         _given[known] = function
     return f"{GIVEN}{known}"
 
@@ -64,7 +62,7 @@ def is_given(config: RewardConfig) -> bool:
 
 def __getattr__(name: str) -> object:
     """Finds a function by its name here."""
-    if not name.startswith(_PREFIX):
+    if not name.startswith(PROCESS_NAME):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _given:
         raise UserError(

@@ -17,7 +17,7 @@ from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.config import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads, threads_of
-from interlace.run.recipe.teacher_prompts import prompt_reader, text_reader
+from interlace.run.recipe.teacher_prompts import prompt_reader, text_reader, writes_space
 from interlace.runtime.worker import WorkerContext
 
 if TYPE_CHECKING:
@@ -251,8 +251,13 @@ def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConf
     from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
     from interlace.models.loading import load_tokenizer
 
-    tokenizers = Tokenizers(student=load_tokenizer(source.recipe.model), teacher=loaded.tokenizer)
-    read = text_reader(loaded.tokenizer, source.recipe.renderer.chat_template_kwargs)
+    variables = source.recipe.renderer.chat_template_kwargs
+    tokenizers = Tokenizers(
+        student=load_tokenizer(source.recipe.model),
+        teacher=loaded.tokenizer,
+        spaces_answers=writes_space(loaded.tokenizer, variables),
+    )
+    read = text_reader(loaded.tokenizer, variables)
     return TextTeacherEngine(loaded.model, config=config, tokenizers=tokenizers, read=read, device=device)
 
 

@@ -147,10 +147,10 @@ def _is_pair(value: object) -> TypeGuard[tuple[object, object]]:
 
 
 def _check_weight(weight: object, place: str) -> float:
-    """Returns a weight. Raises UserError if it is not a number above 0."""
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
+    """Returns a weight. Raises UserError if it is not a finite number, 0 or more."""
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
         raise UserError(
-            f"{place} has the weight {weight!r}, and a weight is a finite number above 0, relative to the other "
+            f"{place} has the weight {weight!r}, and a weight is a finite number, 0 or more, relative to the other "
             "weights. Raise it, or leave the source out."
         )
     return float(weight)

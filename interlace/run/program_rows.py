@@ -20,6 +20,8 @@ from interlace.rewards.signature import RewardCall
 
 PROMPTS = ("prompt", "messages")
 """Columns that contain a prompt."""
+MAX_STREAMED = 1_000_000
+"""Most rows of data without a length, such as a generator or an IterableDataset, which may have no end."""
 ColumnMap: TypeAlias = Mapping[str, str | None]
 """Column that a run reads -> column of the data, with dots between the keys of a nested column and the numbers of items
 of a list; None: `answer` or `tools` is not read."""
@@ -38,7 +40,8 @@ def write_rows(
 ) -> Path:
     """Writes rows as JSON Lines into a folder whose name is a hash of the rows. Returns the path of the file.
 
-    rows: as for read_rows(). calls: the reward's calls, whose columns are used.
+    rows: as for read_rows(); without a length, at most MAX_STREAMED rows.
+    calls: the reward's calls, whose columns are used.
     place: expression of the rows in an error, which names a row as data[N].
     name: of the file, and so of the data set for rewards that read verl's `data_source`.
     omit: columns that are not written, such as pictures.
@@ -47,10 +50,15 @@ def write_rows(
     """
     named = {name for call in calls for name in (*call.required, *call.optional)}
     refuse = None if has_completions else named
-    lines = [
-        _format_line(row, columns, refuse, f"{place}[{number}]", omit)
-        for number, row in enumerate(read_rows(rows, place))
-    ]
+    lines: list[str] = []
+    for number, row in enumerate(read_rows(rows, place)):
+        if number == MAX_STREAMED and not hasattr(rows, "__len__"):
+            raise UserError(
+                f"{place} is a {type(rows).__name__} without a length, which has given {MAX_STREAMED:,} rows and may "
+                "have no end. A run reads all rows before it starts. Give a part: data.take(N) of an IterableDataset, "
+                "itertools.islice(data, N) of another iterator, or a list or file of all rows."
+            )
+        lines.append(_format_line(row, columns, refuse, f"{place}[{number}]", omit))
     if not lines:
         raise UserError(f"{place} is empty: give one row for each prompt.")
     text = "".join(lines)

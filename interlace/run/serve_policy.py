@@ -16,7 +16,7 @@ from interlace.data.rows import Row
 from interlace.engines.rollout.config import NativeConfig
 from interlace.models.action_tokens import ActionTokens
 from interlace.models.loading import load_tokenizer
-from interlace.robots.envs.fleet import read_spec
+from interlace.observe.run_folder import RunFolder
 from interlace.robots.episodes.robot import RobotConfig, policy_actions
 from interlace.robots.serving.limits import ServingSettings
 from interlace.robots.serving.policy import ServedPolicy, TurnPolicy, describe_turns
@@ -27,6 +27,7 @@ from interlace.run.host import policy_actions_of, sampling_of
 from interlace.run.launch_services import launch_engines
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import read_overrides
+from interlace.run.robot_spaces import read_spaces
 from interlace.run.serve import ServeOptions, Serving, start_pool
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
@@ -45,6 +46,8 @@ class PolicyOptions(ServeOptions):
     """Options of a policy server; `admin_key` has no use."""
 
     settings: ServingSettings
+    run: RunFolder | None = None
+    """Run of the policy, whose stored shapes replace those of a simulator; None for a recipe or a published policy."""
 
 
 def split_policy_settings(overrides: Sequence[str]) -> tuple[ServingSettings, list[str]]:
@@ -82,7 +85,7 @@ def serve_policy(
     schema = describe_turns(
         source.model.path,
         config,
-        read_spec(config.env),
+        read_spaces(config.env, options.run),
         actions,
         instructions=starts.instructions if starts else (),
         control_hz=options.settings.control_hz,

@@ -5,8 +5,10 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -33,6 +35,8 @@ MAX_RUNS = 1000
 SEED = "seed"
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 SWEEP_FILE, REPORT_FILE = "sweep.json", "report.html"
+_NUMBER = re.compile(r"[+-]?(\d+\.\d*|\.?\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?\.\d+")
+"""A number with a point or an exponent."""
 _DEFAULTS = ("eval/accuracy_greedy", "eval/loss", "reward/mean")
 """Metrics by which runs are ordered if none is named: the first that the runs have."""
 
@@ -127,10 +131,11 @@ def load_sweep(spec: str, arguments: Sequence[str]) -> list[Variant]:
     names: set[str] = set()
     for combination in itertools.product(*swept.values()):
         chosen = dict(zip(swept, combination, strict=True))
-        text = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items())
+        plain = {key: normalize_number(value) for key, value in chosen.items()}
+        text = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in plain.items())
         name = folder_name(text)
         if name != text or name in names:  # a digest, so that the name depends on these values alone
-            name = f"{name[:170]}-{hashlib.sha256(repr(chosen).encode()).hexdigest()[:8]}"
+            name = f"{name[:170]}-{hashlib.sha256(repr(plain).encode()).hexdigest()[:8]}"
         names.add(name)
         overrides = [f"{key}={chosen[key]}" if (key := override_key(each)) in chosen else each for each in arguments]
         # A section before its settings: a new algorithm resets the settings that were applied before it.
@@ -179,9 +184,24 @@ def split_values(argument: str) -> list[str]:
     values = [value.strip() for value in values]
     if len(values) > 1 and not all(values):
         raise UserError(f"{argument!r} has an empty value. Values are written {key}=A,B; null leaves a setting unset.")
-    if doubled := next((value for value in values if values.count(value) > 1), None):
+    plain = [normalize_number(value) for value in values]
+    if doubled := next((value for value in plain if plain.count(value) > 1), None):
         raise UserError(f"{argument!r} has the value {doubled} twice. Remove one.")
     return values
+
+
+def normalize_number(value: str) -> str:
+    """Returns one spelling for all spellings of a number, the shortest: 1e-5 for 1e-05 and 0.00001, 0.01 for 1e-2.
+
+    Another value, and a whole number without an exponent, stays as it is.
+    """
+    if not _NUMBER.fullmatch(value) or not math.isfinite(float(value)):
+        return value
+    plain = Decimal(repr(float(value)))
+    sign, digits, last = plain.normalize().as_tuple()
+    first, rest = str(digits[0]), "".join(map(str, digits[1:]))
+    exponent = f"{'-' * sign}{first}{'.' * bool(rest)}{rest}e{int(last) + len(rest)}"
+    return min(f"{plain:f}", exponent, key=len)
 
 
 def choose_order(metric: str | None, variants: Sequence[Variant]) -> BestConfig | None:

@@ -40,6 +40,7 @@ from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import open_learning, read_world_models
 from interlace.run.restarts import LOSSES, RunRestarts, describe_loss
 from interlace.run.resume import RunStart, find_resumed_start, identify_run
+from interlace.run.robot_spaces import store_spaces
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess, TrainReport
 from interlace.run.step_boundary import StepBoundary
@@ -68,6 +69,7 @@ def train(
     are called again for the repeated steps. on_cluster: called with each cluster of the run, before its workers start.
     """
     identity = identify_run(recipe, folder, resume=resume)
+    store_spaces(recipe, folder)
     with contextlib.closing(MemoryCheckpoints(recipe.recovery.memory_checkpoint_every, identity)) as memory:
         opened: list[Cluster] = []
 

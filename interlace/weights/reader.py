@@ -17,7 +17,7 @@ from interlace.weights.mirror import Mirror
 from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
 from interlace.weights.ref import WeightPart, WeightRef
 from interlace.weights.shards import ShapedTensors
-from interlace.weights.transports.base import Held, Lease, Receiver, transport_named
+from interlace.weights.transports.base import Lease, Receiver, transport_named
 
 
 class ReadWeights(ShapedTensors):
@@ -149,7 +149,7 @@ class WeightReader:
         lease = receiver.open(part, [*chain.from_iterable(wanted)])
         tensors = iter(lease.tensors)
         given = [[next(tensors) for _ in pieces] for pieces in wanted]
-        if not isinstance(lease, Held):  # its memory is freed when no tensor uses it, such as once parts are joined
+        if lease.borrows:  # other memory is freed when no tensor uses it, such as once parts are joined
             leases.append(lease)
         whole = len(moves) == len(held)  # else only some of the hashed content was fetched
         if part.base is not None and whole and content_hash(chain.from_iterable(given)) != part.checksum:

@@ -83,6 +83,7 @@ def test_greedy_is_what_transformers_generates(engine: RolloutEngine) -> None:
         {"top_k": 5},
         {"top_p": 0.6},
         {"min_p": 0.2},
+        {"top_p": 0.6, "min_p": 0.2},
         {"repetition_penalty": 1.3},
         {"presence_penalty": 0.8},
         {"logit_bias": ((5, 4.0), (6, -100.0))},

@@ -61,7 +61,7 @@ def scale(folder: Path, number: int) -> str:
         ("rollout=-1", "needs at least one engine"),
         ("rolout=2", "unknown role 'rolout'. Did you mean 'rollout'"),
         ("actor=2", "the number of 'actor' workers is fixed"),
-        ("rollout=2", "there is no run 'nothing'"),
+        ("rollout=2", "'nothing' is not a run"),
     ],
 )
 def test_a_scale_that_cannot_be_is_refused(

@@ -21,7 +21,7 @@ from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.open_progress import open_progress
 from interlace.observe.stop import StopSignal
 from interlace.run.clusters.local import this_machine
-from interlace.run.sweep import Sweep, Variant, load_sweep, split_values
+from interlace.run.sweep import Sweep, Variant, load_sweep, normalize_number, split_values
 from tests.support.training import REPOSITORY
 
 SMALL = [
@@ -58,10 +58,10 @@ def test_all_combinations_in_one_table_and_resumption(tmp_path: Path) -> None:
     assert told["runs"][0]["metric"] <= told["runs"][1]["metric"] < told["runs"][2]["metric"]
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs" / "grid").glob("*/metrics.jsonl")}
     assert {path.parent.name for path in times} == {
-        f"lr-{lr}-seed-{seed}" for lr in ("1e-5", "1e-2") for seed in (0, 1)
+        f"lr-{lr}-seed-{seed}" for lr in ("1e-5", "0.01") for seed in (0, 1)
     }
 
-    unfinished = tmp_path / "runs" / "grid" / "lr-1e-2-seed-1"
+    unfinished = tmp_path / "runs" / "grid" / "lr-0.01-seed-1"
     state = tmp_path / "runs" / "grid" / "sweep.json"
     state.write_text(json.dumps({"finished": [name for name in json.loads(state.read_text())["finished"]
                                               if name != unfinished.name]}))  # fmt: skip
@@ -123,8 +123,23 @@ def test_mistakes(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_number_has_one_name_in_all_spellings() -> None:
+    """The command line has 1e-5, and the same value of a program is 1e-05: a resumed sweep looks for the run's name."""
+    spellings = ("1e-5", "1e-05", "0.00001", "1.0E-5", "+1e-5")
+    assert {normalize_number(each) for each in spellings} == {"1e-5"}
+    assert [normalize_number(each) for each in ("1e-2", "0.10", "3e-4", "-2.5", "1e20")] == [
+        "0.01", "0.1", "3e-4", "-2.5", "1e20"
+    ]  # fmt: skip
+    assert [normalize_number(each) for each in ("64", "0", "2026-11-28", "null", "e5", "1e999", "grpo")] == [
+        "64", "0", "2026-11-28", "null", "e5", "1e999", "grpo"
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="has the value 1e-5 twice"):
+        split_values("optimizer.lr=1e-5,1e-05")
+
+
 def test_commas_within_brackets_and_quotes_do_not_separate() -> None:
     assert split_values("a=[1,2],[3]") == ["[1,2]", "[3]"]
+    assert split_values("a=1e-5,1,01") == ["1e-5", "1", "01"]
     assert split_values("a={b: 1, c: 2}") == ["{b: 1, c: 2}"]
     assert split_values("a=\"x,y\",'z'") == ['"x,y"', "'z'"]
     assert split_values("a=it's,b") == ["it's", "b"], "an apostrophe in a word is not a quote"

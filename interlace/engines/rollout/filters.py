@@ -1,7 +1,8 @@
 """Penalties, biases and truncation: transforms of the model's logits into the sampled distribution.
 
-The order is the same as in transformers and vLLM: bias, penalties, temperature, top-k, top-p, min-p. Each row is
-computed separately, so a row's result does not depend on the batch.
+The order is the same as in vLLM: bias, penalties, temperature, min-p, top-k, top-p. transformers applies min-p last,
+which gives another distribution if a request sets both min_p and top_p. Each row is computed separately, so a row's
+result does not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -89,16 +90,16 @@ def _select_candidates(probs: Tensor, params: Sequence[SamplingParams], vocab: i
     top_k = torch.tensor([one.top_k or vocab for one in params], device=device)[:, None]
     top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=device)[:, None]
     min_p = torch.tensor([one.min_p for one in params], dtype=torch.float64, device=device)[:, None]
-    keep = torch.arange(width, device=device) < top_k
+    keep = (torch.arange(width, device=device) < top_k) & (probs >= min_p * probs[:, :1])
+    # Tokens are sorted, so the candidates contain all tokens that top-k and min-p keep if one of them is cut.
+    is_known = ~keep[:, -1:] | (top_k == width) | torch.tensor(width >= vocab, device=device)
+    is_whole = (top_k >= vocab) & (min_p == 0)
     within = probs * keep
     cumulative = within.cumsum(-1)
-    whole = torch.where(top_k >= vocab, torch.ones_like(top_p), cumulative[:, -1:])
-    keep &= (cumulative - within < top_p * whole) | (top_p >= 1)
+    total = torch.where(is_whole, torch.ones_like(top_p), cumulative[:, -1:])
+    keep &= (cumulative - within < top_p * total) | (top_p >= 1)
     keep[:, 0] = True
-    keep &= probs >= min_p * probs[:, :1]
-    # All candidates after a cut one are cut too; a row that kept its last candidate needs the whole vocabulary.
-    enough = ~keep[:, -1] & ((top_k <= width) | (top_k >= vocab))[:, 0]
-    return keep, enough | torch.tensor(width >= vocab, device=device)
+    return keep, (is_known | (is_whole & ~keep[:, -1:]))[:, 0]
 
 
 def _invert_sum(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from interlace.core.types import FloatArray, Prompt, Sample, Segment
 from interlace.engines.train.engine import LogprobEngine
 from interlace.models.size import context_length
 from interlace.models.stop_tokens import find_end_of_turn
-from interlace.models.token_text import Chunk, align_tokens, spell_tokens
+from interlace.models.token_text import Chunk, align_tokens, encode_continuation, spell_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +31,8 @@ class Tokenizers(NamedTuple):
 
     student: PreTrainedTokenizerBase
     teacher: PreTrainedTokenizerBase
+    spaces_answers: bool = False
+    """Flag: the teacher's chat template writes a space before the answers of the assistant."""
 
 
 class _Translated(NamedTuple):
@@ -80,12 +82,15 @@ class TextTeacherEngine(LogprobEngine):
         return found
 
     def _translate_sample(self, sample: Sample) -> _Translated:
-        ids, (student, teacher) = sample.token_ids.tolist(), self._tokenizers
+        ids, (student, teacher, spaces_answers) = sample.token_ids.tolist(), self._tokenizers
         prompt = self._read(sample.prompt)
         has_end = bool(ids) and ids[-1] in student.all_special_ids
-        spelled = spell_tokens(student, ids[:-1] if has_end else ids)
-        theirs = list(teacher(spelled.text, add_special_tokens=False)["input_ids"])
-        chunks = list(align_tokens(spelled, spell_tokens(teacher, theirs)))
+        spelled = spell_tokens(student, ids[:-1] if has_end else ids, after=sample.prompt.token_ids[-1:].tolist())
+        after = prompt.token_ids[-1:].tolist()
+        if spaces_answers and prompt.messages and not spelled.text.startswith(" "):
+            after = []  # as at the start of a text, the teacher's tokenizer adds the space and its decoder removes it
+        theirs = self._encode_response(spelled.text, after)
+        chunks = list(align_tokens(spelled, spell_tokens(teacher, theirs, after)))
         # The turns of a chat template may end with another token than the texts of the tokenizer, as Gemma's do.
         end = self._end_of_turn if prompt.messages and self._end_of_turn is not None else teacher.eos_token_id
         if has_end and isinstance(end, int):
@@ -98,3 +103,11 @@ class TextTeacherEngine(LogprobEngine):
             return _Translated(None, ())
         segment = Segment(token_ids=np.array(theirs, np.int32), logprobs=np.zeros(len(theirs), np.float32))
         return _Translated(replace(sample, prompt=prompt, segments=(segment,)), chunks)
+
+    def _encode_response(self, text: str, after: Sequence[int]) -> list[int]:
+        teacher = self._tokenizers.teacher
+        return (
+            encode_continuation(teacher, text, after)
+            if after
+            else list(teacher(text, add_special_tokens=False)["input_ids"])
+        )

@@ -9,7 +9,7 @@ import mlflow
 from mlflow.entities import Metric, Param
 
 from interlace.core.errors import UserError, first_line
-from interlace.core.flat_settings import flatten_settings
+from interlace.core.flat_settings import format_settings
 from interlace.observe.loggers.base import LoggedSample, RunInfo, make_plain_name
 
 RUN_TAG = "interlace.run"
@@ -74,7 +74,7 @@ class Logger:
     def _create_run(self, experiment_id: str, info: RunInfo) -> str:
         run = self._client.create_run(experiment_id, run_name=info.name, tags={RUN_TAG: info.run_id})
         # MLflow refuses two values of one name, which names that differ in other characters alone can give.
-        settings = {make_plain_name(name, " "): value for name, value in flatten_settings(info.config).items()}
+        settings = {make_plain_name(name, " "): value for name, value in format_settings(info.config).items()}
         params = [Param(name, value[:MOST_LETTERS]) for name, value in settings.items()]
         for start in range(0, len(params), MOST_PARAMS):  # a parameter never changes, so a resumed run logs none
             self._client.log_batch(run.info.run_id, params=params[start : start + MOST_PARAMS])

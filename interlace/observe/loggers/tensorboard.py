@@ -11,7 +11,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from interlace.core.flat_settings import flatten_settings
+from interlace.core.flat_settings import format_settings
 from interlace.observe.loggers.base import LoggedSample, RunInfo
 
 
@@ -25,7 +25,7 @@ class Logger:
             start = SessionLog(status=SessionLog.START)
             self._add_event(Event(step=info.resumed_at + 1, session_log=start))
         if info.config:
-            settings = [[name, value] for name, value in flatten_settings(info.config).items()]
+            settings = [[name, value] for name, value in format_settings(info.config).items()]
             self._add_table("settings", info.resumed_at or 0, ["setting", "value"], settings)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.core.flat_settings import flatten_settings
+from interlace.core.callables import drop_random_number
+from interlace.core.flat_settings import format_settings
 from interlace.observe.report.header import read_settings
 
 ABSENT = "-"
@@ -21,7 +22,11 @@ class SettingDifference:
 
 def find_differences(configs: Sequence[str]) -> list[SettingDifference]:
     """Compares the config.yaml of several runs, by name; empty for a single run."""
-    found = [flatten_settings(read_settings(config)) for config in configs]
+    # Names of a program's functions have a random number.
+    found = [
+        {name: drop_random_number(value) for name, value in format_settings(read_settings(config)).items()}
+        for config in configs
+    ]
     names = sorted({name for settings in found for name in settings})
     rows = [SettingDifference(name=name, values=[settings.get(name, ABSENT) for settings in found]) for name in names]
     return [row for row in rows if len(set(row.values)) > 1]

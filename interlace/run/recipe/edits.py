@@ -9,12 +9,13 @@ import yaml
 from pydantic import ValidationError
 
 from interlace.core.errors import UserError
+from interlace.core.flat_settings import flatten_settings
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_json_text, to_yaml
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.program_files import follow_moved_files
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_identity import CHANGEABLE, flatten, format_value, may_change
+from interlace.observe.run_identity import CHANGEABLE, format_value, may_change
 from interlace.observe.secrets import mask_secrets
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import read_settings, recipe_names
@@ -71,9 +72,9 @@ def list_edits(given: GivenRecipe, folder: RunFolder) -> list[str]:
     whole = _resolve(started.settings, present), _resolve(given.settings, present)
     old, new = whole if None not in whole else (started.settings, given.settings)
     before, after, values = (
-        dict(flatten(each)) for each in (mask_secrets(old or {})[0], mask_secrets(new or {})[0], new or {})
+        flatten_settings(each) for each in (mask_secrets(old or {})[0], mask_secrets(new or {})[0], new or {})
     )
-    present = dict(flatten(present))
+    present = flatten_settings(present)
     # A setting that already has the new value, by KEY=VALUE of an earlier command, is not changed.
     keys = sorted(
         key

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
+from interlace.engines.rollout.kinds import LOW_TEMPERATURE, EngineKind, Feature, create_kind
 from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.engines.train.config import training_temperature
 from interlace.run.recipe.config import Recipe, algorithm_of, list_algorithms
@@ -80,7 +80,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
     from interlace.engines.rollout.services.check import WantedModel, check_servers
     from interlace.engines.rollout.services.http import Address
 
-    kind.check_urls()
+    urls = kind.check_urls()
     wanted = WantedModel(
         vocab_size=model.config.get_text_config().vocab_size,
         num_tokens=recipe.sampling.max_new_tokens,
@@ -89,7 +89,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
         temperature=recipe.sampling.temperature,
         is_fixed=is_fixed,
     )
-    check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)
+    check_servers([Address(url=url, key=kind.key) for url in urls], kind.config.dialect, wanted)
 
 
 def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:
@@ -180,6 +180,10 @@ def check_features(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     sampling = recipe.sampling
     if sampling.top_p < 1 or sampling.top_k or sampling.min_p:
         wanted["truncation"] = "sampling cuts tokens off. Leave top_p, top_k and min_p at their defaults"
+    if 0 < sampling.temperature < LOW_TEMPERATURE:
+        wanted["low_temperature"] = (
+            f"sampling.temperature is {sampling.temperature:g}. Set it to {LOW_TEMPERATURE:g} or more, or to 0"
+        )
     if schedule.moves_kv_cache(devices):
         wanted["kv_offload"] = (
             "schedule.kv_on_switch=offload moves the KV cache of running sequences to the host while another role "

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from interlace.algorithms.load import objective_names
 from interlace.core.config import explain
 from interlace.core.errors import UserError
+from interlace.core.flat_settings import flatten_settings
 from interlace.core.types import JSON
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.data.config import SOURCES, expand_source
 from interlace.observe.program_files import follow_moved_files
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_identity import flatten
 from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
 from interlace.schedule.vocabulary import foreign_setting_hint
@@ -71,7 +71,7 @@ def check_data_files(recipe: Recipe, spec: str) -> None:
     Paths of a recipe are relative to the current folder.
     """
     beside = _RECIPES.path(spec).parent
-    for key, path in flatten(recipe.task.model_dump(mode="json")):
+    for key, path in flatten_settings(recipe.task.model_dump(mode="json")).items():
         if not re.search(r"(^|\.)files\.(train|heldout)$", key) or not isinstance(path, str):
             continue
         if not Path(path).expanduser().exists() and (beside / path).exists():

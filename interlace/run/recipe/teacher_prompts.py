@@ -15,7 +15,7 @@ from interlace.data.config import PromptFormat
 from interlace.data.formatting import render
 from interlace.data.rows import Row
 from interlace.models.loading import load_tokenizer
-from interlace.models.token_text import drop_added_end, lossy_text
+from interlace.models.token_text import adds_space, drop_added_end, encode_continuation, lossy_text
 from interlace.models.typed_tags import TypedTags, special_tags
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import prompt_writer
@@ -50,7 +50,11 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
         if not prompt.messages:
             ids = tokenizer(context, add_special_tokens=False)["input_ids"]
             start = _count_start_tokens(tokenizer, prompt)
-            return replace(prompt, token_ids=np.insert(prompt.token_ids, start, np.array(ids, np.int32)))
+            text = prompt.token_ids[start:].tolist()
+            if ids and adds_space(tokenizer):
+                text = encode_continuation(tokenizer, prompt.text, ids)
+            whole = [*prompt.token_ids[:start].tolist(), *ids, *text]
+            return replace(prompt, token_ids=np.array(whole, np.int32))
         longer = with_last(prompt.messages, context + prompt.messages[-1].content)
         ids = write(longer, prompt.metadata) if write else _chat_ids(tokenizer, tags, longer, prompt.tools)
         return replace(prompt, token_ids=np.array(ids, np.int32))
@@ -89,6 +93,23 @@ def text_reader(
         return replace(prompt, token_ids=np.array(ids, np.int32))
 
     return read
+
+
+def writes_space(
+    tokenizer: "PreTrainedTokenizerBase", variables: Mapping[str, bool | int | float | str] | None = None
+) -> bool:
+    """Returns whether a chat template writes a space between the start of the assistant's turn and its answer."""
+    from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
+
+    if not tokenizer.chat_template:
+        return False
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        begin = render_chat(tokenizer, turns[:1], add_generation_prompt=True, variables=variables)
+        whole = render_chat(tokenizer, turns, add_generation_prompt=False, variables=variables)
+    except ChatTemplateError:  # the template needs other messages
+        return False
+    return whole.startswith(f"{begin} b")
 
 
 def check_alignment(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> None:

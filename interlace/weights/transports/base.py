@@ -51,6 +51,10 @@ class Lease(Protocol):
     def tensors(self) -> Sequence[Tensor]:
         """Returns the pieces, in the requested order."""
 
+    @property
+    def borrows(self) -> bool:
+        """Returns True if the sender reuses the memory of the pieces after close(); False if the tensors keep it."""
+
     def close(self) -> None: ...
 
 
@@ -82,6 +86,8 @@ def cut_out(tensor: Tensor, box: Box | None) -> Tensor:
 
 class Held:
     """A lease on memory that lives as long as a tensor uses it, also after the end of the lease."""
+
+    borrows = False
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors

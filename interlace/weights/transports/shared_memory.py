@@ -166,6 +166,8 @@ class SlotSender(Sender):
 
 
 class _SlotLease:
+    borrows = True
+
     def __init__(self, slot: _Slot, tensors: Sequence[Tensor]) -> None:
         self._slot, self.tensors = slot, tensors
         slot.num_leases += 1

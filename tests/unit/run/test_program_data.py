@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pandas import DataFrame
 
 from interlace.algorithms.maxrl import MaxRL
 from interlace.core.errors import UserError
+from interlace.data.load_sampler import create_sampler
 from interlace.observe.program_files import follow_moved_file
 from interlace.observe.run_identity import may_change
 from interlace.rewards.config import GIVEN
@@ -147,11 +149,23 @@ def test_a_resumed_program_may_rename_the_reward_of_a_source() -> None:
     assert not may_change("task.mixture.1.weight", 1.0, program_names=GIVEN)
 
 
+def test_a_source_may_begin_with_the_weight_0(tmp_path: Path) -> None:
+    """A curriculum starts it later."""
+    made = recipe({"easy": (ROWS, 1), "hard": (ROWS, 0)}, tmp_path)
+    sampler = create_sampler(made.task, recipe_prompts(made).train, seed=0)
+    prompts = recipe_prompts(made).train
+    assert {prompts[sampler.draw(number).position].source for number in range(40)} == {"easy"}
+    sampler.set_weights({"easy": 0, "hard": 1}, 40)
+    assert {prompts[sampler.draw(number).position].source for number in range(40, 60)} == {"hard"}
+    with pytest.raises(UserError, match=r"all sources of mixture \(easy, hard\) have the weight 0"):
+        recipe({"easy": (ROWS, 0), "hard": (ROWS, 0)}, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"a": (ROWS, -1), "b": (ROWS, 1)}, r"data\['a'\] has the weight -1, and a weight is .* above 0"),
-        ({"a": (ROWS, 0), "b": (ROWS, 0)}, r"data\['a'\] has the weight 0"),
+        ({"a": (ROWS, -1), "b": (ROWS, 1)}, r"data\['a'\] has the weight -1, and a weight is .* 0 or more"),
+        ({"a": (ROWS, math.inf), "b": (ROWS, 1)}, r"data\['a'\] has the weight inf"),
         ({"a": (ROWS, 1), "b": (ROWS, float("nan"))}, r"data\['b'\] has the weight nan"),
         ({"a": (ROWS, "3")}, r"data\['a'\] has the weight '3'"),
         ({"a": (ROWS, 1), "b": ([], 1)}, r"data\['b'\] is empty"),

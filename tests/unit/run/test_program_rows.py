@@ -1,5 +1,6 @@
 """Rows of a program are stored unchanged, or refused with their index."""
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.rewards.signature import reward_call
+from interlace.run import program_rows
 from interlace.run.program_rows import rows_by_place, write_rows
 
 CALLS = (reward_call(lambda response, answer: 1.0),)
@@ -36,6 +38,16 @@ def test_an_item_of_a_list_is_named_by_its_number_as_in_a_file(tmp_path: Path, m
 def test_any_rows_are_read(tmp_path: Path, make: object) -> None:
     rows = [{"prompt": "a", "answer": "b", "level": 1}, {"prompt": "c", "answer": "d", "level": 2}]
     assert written(make(rows), tmp_path) == rows  # type: ignore[operator]
+
+
+def test_rows_without_an_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were read until the memory was full."""
+    monkeypatch.setattr(program_rows, "MAX_STREAMED", 50)
+    made = ({"prompt": str(number), "answer": ""} for number in itertools.count())
+    with pytest.raises(UserError, match=r"data is a generator without a length, which has given 50 rows .*islice"):
+        written(made, tmp_path)
+    assert len(written(itertools.islice(made, 50), tmp_path)) == 50
+    assert len(written([{"prompt": "a", "answer": ""}] * 60, tmp_path)) == 60
 
 
 def test_programs_that_start_at_once_write_the_same_rows(tmp_path: Path) -> None:

@@ -44,13 +44,14 @@ class AddressKind(EngineKind):
         """Reads `urls_file` and resolves `urls_dns`, whose addresses can change during a run. Raises UserError."""
         return tuple(dict.fromkeys((*read_urls(self.config.urls_file), *resolve_urls(self.config.urls_dns))))
 
-    def check_urls(self) -> None:
-        """Raises UserError for an address that is written twice or malformed, and if there is no address."""
+    def check_urls(self) -> tuple[str, ...]:
+        """Returns `urls`. Raises UserError for an address that is written twice or malformed, and without any."""
         from interlace.engines.rollout.services.http import SCHEMES
 
         config = self.config
         file = f"rollout.urls_file = {config.urls_file!r}"
-        for setting, urls in (("rollout.urls", config.urls), (file, read_urls(config.urls_file))):
+        listed = read_urls(config.urls_file)
+        for setting, urls in (("rollout.urls", config.urls), (file, listed)):
             for place, url in enumerate(urls):
                 if url in urls[:place]:
                     raise UserError(f"{setting} has {url} twice. Name each server once.")
@@ -59,11 +60,13 @@ class AddressKind(EngineKind):
                         f"{setting}: {url!r} is not the address of a server: write http://HOST:PORT, https://HOST or "
                         "unix:PATH."
                     )
-        if not self.urls:
+        found = tuple(dict.fromkeys((*config.urls, *listed, *resolve_urls(config.urls_dns))))
+        if not found:
             where = f"{file} has no address. Write one address a line into it, or set" if config.urls_file else "set"
             raise UserError(
                 f"rollout.engine=address needs servers: {where} rollout.urls=[http://HOST:PORT], urls_file or urls_dns."
             )
+        return found
 
     @property
     def key(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import VLLMConfig
-from interlace.engines.rollout.kinds import Feature
+from interlace.engines.rollout.kinds import LOW_TEMPERATURE, Feature
 from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.services.manifest import SHARED_MEMORY
@@ -32,7 +32,11 @@ class VLLMKind(ServedKind):
 
     Config = VLLMConfig
     config: VLLMConfig
-    lacks: ClassVar[Mapping[Feature, str]] = {**LACKS, "invariance": "its kernels depend on the batch"}
+    lacks: ClassVar[Mapping[Feature, str]] = {
+        **LACKS,
+        "low_temperature": f"it samples at temperature {LOW_TEMPERATURE:g} instead of a lower one",
+        "invariance": "its kernels depend on the batch",
+    }
     dialect = "vllm"
     report = EngineReport(
         attention="vLLM",

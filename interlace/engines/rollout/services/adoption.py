@@ -221,9 +221,11 @@ def _remove_folder(lease: ServerLease) -> None:
 
     A guard that a signal has stopped is killed.
     """
-    within_s = KILLED_S if kill_stopped_guard(lease) else 0.0
     with contextlib.suppress(OSError):
-        if (lock := lease.lock(within_s)) is not None:
+        lock = lease.lock()
+        if lock is None and kill_stopped_guard(lease):  # it looks through all processes of the machine
+            lock = lease.lock(KILLED_S)
+        if lock is not None:
             remove_private_folder(lease.folder)
             os.close(lock)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
@@ -25,7 +25,7 @@ def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 def expected_distribution(params: SamplingParams, generated: list[int]) -> torch.Tensor:
-    """The definition, on the ten logits, in the order of transformers' processors."""
+    """The definition, on the ten logits, in the order of vLLM's sampler."""
     logits = LOGITS.double().clone()
     for token, bias in params.logit_bias:
         logits[token] += bias
@@ -35,6 +35,8 @@ def expected_distribution(params: SamplingParams, generated: list[int]) -> torch
     for token in set(generated):
         logits[token] -= params.presence_penalty
     probs = (logits / params.temperature).softmax(-1)
+    probs[probs < params.min_p * probs.max()] = 0
+    probs /= probs.sum()
     if params.top_k:
         probs[probs < probs.sort(descending=True).values[params.top_k - 1]] = 0
         probs /= probs.sum()
@@ -42,8 +44,6 @@ def expected_distribution(params: SamplingParams, generated: list[int]) -> torch
         order = probs.argsort(descending=True)
         before = probs[order].cumsum(-1) - probs[order]
         probs[order[before >= params.top_p]] = 0
-        probs /= probs.sum()
-    probs[probs < params.min_p * probs.max()] = 0
     return probs / probs.sum()
 
 
@@ -68,6 +68,7 @@ def table_of(params: SamplingParams, generated: list[int], rows: int, seed: int 
         SamplingParams(top_k=3),
         SamplingParams(min_p=0.2),
         SamplingParams(temperature=1.3, top_k=7, top_p=0.9, min_p=0.05),
+        SamplingParams(top_p=0.8, min_p=0.2),
         SamplingParams(repetition_penalty=1.4),
         SamplingParams(presence_penalty=0.9),
         SamplingParams(logit_bias=((7, 3.0), (0, -2.0))),
@@ -122,6 +123,34 @@ def test_truncation_beyond_the_first_candidates(top_p: float) -> None:
         assert tokens[row] in order[:kept]
         share = logits[row].double().softmax(-1)[tokens[row]] / probs[:kept].sum()
         assert logprobs[row] == pytest.approx(math.log(share), abs=1e-5)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(0.05, 3),
+    st.sampled_from([0, 1, 40, 256, 257, 700, 1000, 2000]),
+    st.floats(0.05, 1),
+    st.one_of(st.just(0.0), st.floats(0, 0.9)),
+)
+def test_all_truncations_together_follow_vllms_order(
+    seed: int, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """With a vocabulary that is larger than the first candidates."""
+    logits = torch.randn(8, 1000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+    table = table_of(params, [], rows=8, seed=seed % 1000)
+    wanted = Draw(np.arange(8), np.zeros(8, np.int64), table)
+    tokens, logprobs = draw(logits.float(), wanted, table, TorchSampler())
+    for row, token, logprob in zip(logits.float().double(), tokens, logprobs, strict=True):
+        probs, order = row.softmax(-1).sort(descending=True)
+        kept = probs * (probs >= min_p * probs[0]) * (torch.arange(1000) < (top_k or 1000))
+        share = kept / kept.sum()
+        before = share.cumsum(-1) - share
+        gaps = torch.cat([probs / probs[0] - min_p, before - top_p]).abs()
+        assume(gaps.min() > 1e-6)  # the last bits decide
+        share = share * ((before < top_p) | (top_p >= 1))
+        own = float((share / share.sum())[order == int(token)])
+        assert own > 0 and logprob == pytest.approx(math.log(own), abs=1e-4)
 
 
 @pytest.mark.parametrize("vocab", [7, 64, 65, 1003])

@@ -27,10 +27,12 @@ TOLERANCE = 3e-6
 """Of fp32 sums taken in different orders, on gradients of about 0.01 to 1; of larger ones, of their largest."""
 
 
-def policy_engine(aggregation: Aggregation = "token_mean", *, budget: int = 10_000, **skipping: object) -> TrainEngine:
+def policy_engine(
+    aggregation: Aggregation = "token_mean", *, budget: int = 10_000, kind: str = "qwen2", **skipping: object
+) -> TrainEngine:
     algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
     return TrainEngine(
-        tiny_model(),
+        tiny_model(kind),
         loss=algorithm.loss,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=None),
         config=TrainConfig(

@@ -13,7 +13,7 @@ from interlace.engines.train import LogprobEngine, TrainConfig
 from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
 from interlace.models.tiny import build_tokenizer
 from interlace.run.recipe.teacher_prompts import text_reader
-from tests.support.tokenizers import merging_tokenizer
+from tests.support.tokenizers import merging_tokenizer, spacing_tokenizer
 
 STUDENT, TEACHER = build_tokenizer(256), merging_tokenizer()
 
@@ -74,6 +74,62 @@ def test_an_answer_of_a_chat_ends_with_the_token_of_the_teachers_turns() -> None
     with torch.no_grad():
         logprobs = model(len(other))(torch.tensor([prompt_ids + ids])).logits[0, -1].log_softmax(-1)
     assert found[-1] == pytest.approx(float(logprobs[end]), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("response", ["yes", " yes"])
+def test_a_tokenizer_that_puts_a_space_before_each_text_puts_none_before_a_response(kind: str, response: str) -> None:
+    other = spacing_tokenizer(kind)
+    prompt = "is it?"
+    (found,) = teacher(model(len(other)), other).logprobs([sample(prompt, response, ends=False)])
+    prompt_ids, ids = (other(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + response))
+    assert ids[: len(prompt_ids)] == prompt_ids
+    with torch.no_grad():
+        logprobs = model(len(other))(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = sum(float(logprobs[place - 1, ids[place]]) for place in range(len(prompt_ids), len(ids)))
+    assert found.sum() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_space_of_a_student_that_its_decoder_removes_is_in_the_text() -> None:
+    student = spacing_tokenizer("t5")
+    prompt_ids, ids = (np.array(student(text)["input_ids"], np.int32) for text in ("is it?", "is it? yes"))
+    made = ids[len(prompt_ids) :]
+    prompt = replace(sample("is it?", "").prompt, token_ids=prompt_ids)
+    segment = Segment(token_ids=made, logprobs=np.zeros(len(made), np.float32))
+    tokenizers = Tokenizers(student=student, teacher=TEACHER)
+    engine = TextTeacherEngine(
+        model(len(TEACHER)), config=TrainConfig(), tokenizers=tokenizers, read=text_reader(TEACHER)
+    )
+    (found,) = engine.logprobs([Sample(key=SampleKey(0, 0), prompt=prompt, segments=(segment,))])
+    (expected,) = teacher(model(len(TEACHER))).logprobs([sample("is it?", " yes", ends=False)])
+    assert found.sum() == pytest.approx(expected.sum(), rel=1e-5)
+
+
+def test_an_answer_gets_the_space_that_the_teachers_chat_template_writes() -> None:
+    other = spacing_tokenizer("t5")
+    other.chat_template = "{% for m in messages %}{{ m.content }}]{% endfor %}"
+    asked = replace(
+        sample("", "yes", ends=False),
+        prompt=replace(sample("", "").prompt, messages=(Message(role="user", content="a"),)),
+    )
+    found = [
+        TextTeacherEngine(
+            model(len(other)),
+            config=TrainConfig(),
+            tokenizers=Tokenizers(student=STUDENT, teacher=other, spaces_answers=is_spaced),
+            read=text_reader(other),
+        )
+        .logprobs([asked])[0]
+        .sum()
+        for is_spaced in (False, True)
+    ]
+    before = other("a]", add_special_tokens=False)["input_ids"]
+    for ours, text in zip(found, ("a]yes", "a] yes"), strict=True):
+        ids = other(text, add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logprobs = model(len(other))(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected = sum(float(logprobs[place - 1, ids[place]]) for place in range(len(before), len(ids)))
+        assert ours == pytest.approx(expected, rel=1e-4)
 
 
 def test_with_the_same_tokenizer_it_equals_the_ordinary_engine() -> None:

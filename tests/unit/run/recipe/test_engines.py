@@ -12,7 +12,7 @@ from interlace.engines.rollout.protocol import RolloutEngine
 from interlace.models.loading import LoadedModel
 from interlace.run.recipe.check import Derived, check_recipe
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.engines import check_engine, check_invariance
+from interlace.run.recipe.engines import check_engine, check_features, check_invariance
 from interlace.run.recipe.layout import num_used
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.placement import Device
@@ -128,6 +128,14 @@ def test_log_probs_from_before_truncation_are_not_trained_on(cut: str) -> None:
         patch.setattr(importlib.util, "find_spec", lambda name: name == "sglang" or found(name))
         with pytest.raises(UserError, match="from before top_p, top_k and min_p"):
             check_engine(asked, gpu, None)  # type: ignore[arg-type]  # SGLang looks at no model
+
+
+def test_a_temperature_that_vllm_replaces_is_refused() -> None:
+    """Its samples and log-probs would be of temperature 0.01, and training would compute another distribution."""
+    with pytest.raises(UserError, match=r"samples at temperature 0\.01 .*sampling\.temperature is 0\.005"):
+        check_features(recipe("rollout.engine=vllm", "sampling.temperature=0.005"), ())
+    check_features(recipe("rollout.engine=vllm", "sampling.temperature=0.01"), ())
+    check_features(recipe("sampling.temperature=0.005"), ())
 
 
 def test_schedules_are_compared_on_an_engine_whose_samples_are_their_own() -> None:

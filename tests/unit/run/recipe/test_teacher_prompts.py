@@ -11,7 +11,8 @@ from interlace.models.loading import load_tokenizer
 from interlace.models.tiny import build_tokenizer
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_context, prompt_reader, text_reader
+from interlace.run.recipe.teacher_prompts import check_context, prompt_reader, text_reader, writes_space
+from tests.support.tokenizers import spacing_tokenizer
 
 
 def test_a_later_row_without_the_column_is_found(tmp_path: Path) -> None:
@@ -43,6 +44,28 @@ def test_the_teacher_reads_the_context_within_the_prompt_of_the_policy(tmp_path:
         whole = tokenizer.decode(prompt.token_ids)
         assert whole.startswith("<bos>") or whole.endswith("<think></think>")
         assert tokenizer.decode(read(prompt).token_ids) == whole.replace("7 + 5", "It is 12. 7 + 5")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_a_plain_prompt_continues_its_context_without_a_space_of_the_tokenizer(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "7+5=", "answer": "12"}\n')
+    tokenizer = spacing_tokenizer(kind)
+    recipe = load_recipe("distill", [f"task={path}", "reference.model=null", "reference.context='Hint:'"])
+    [prompt] = recipe_prompts(recipe, tokenizer).train
+    read = prompt_reader(recipe, tokenizer)
+    assert read is not None
+    assert read(prompt).token_ids.tolist() == tokenizer("Hint:7+5=", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("answer", "expected"), [(" ' + m.content", True), ("' + m.content", False), (None, False)])
+def test_a_space_of_the_chat_template_before_answers_is_found(answer: str | None, expected: bool) -> None:
+    tokenizer = build_tokenizer(256)
+    if answer is not None:
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'user' else '" + answer + " }}{% endfor %}"
+        )
+    assert writes_space(tokenizer) is expected
 
 
 def test_the_teacher_reads_the_tools_of_a_row_and_the_variables_of_the_template(tmp_path: Path) -> None:

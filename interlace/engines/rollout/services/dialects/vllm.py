@@ -11,6 +11,7 @@ from typing import Any
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.external import finish_reason, request_seed
+from interlace.engines.rollout.kinds import LOW_TEMPERATURE
 from interlace.engines.rollout.services.dialects.base import (
     LONG_S,
     SHORT_S,
@@ -135,6 +136,11 @@ class VLLMClient(StreamingClient):
 
     def _write_sampling(self, request: Request) -> dict[str, JSON]:
         params, done = request.params, len(request.generated_ids)
+        if 0 < params.temperature < LOW_TEMPERATURE:
+            raise UserError(
+                f"request {request.id}: vLLM samples at temperature {LOW_TEMPERATURE:g} instead of "
+                f"{params.temperature:g}. Set it to {LOW_TEMPERATURE:g} or more, or to 0."
+            )
         bias = {str(token): _limit_bias(added) for token, added in params.logit_bias}
         return {
             "max_tokens": params.max_new_tokens - done,

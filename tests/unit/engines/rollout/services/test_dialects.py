@@ -150,7 +150,9 @@ def test_vllm_refuses_one_request_and_serves_the_others() -> None:
     async def use(client: EngineClient) -> None:
         found: dict[str, Delta] = {}
         one, other = request(0), request(1, prompt_ids=[9])
-        await client.generate([one, other], found.__setitem__)
+        cold = request(2, params=SamplingParams(temperature=0.005))
+        await client.generate([one, other, cold], found.__setitem__)
+        assert "samples at temperature 0.01 instead of 0.005" in found[cold.id].refusal
         assert found[one.id].finish_reason == FinishReason.STOP and "too long" in found[other.id].refusal
 
     talk("vllm", handle, use)
