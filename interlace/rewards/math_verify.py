@@ -15,8 +15,12 @@ CHOICES = tuple("ABCDEFGHIJ")
 RELATIVE_TOLERANCE = 1e-5
 """Largest difference of two equal numbers, relative to the larger one."""
 
-_BASED = re.compile(r"(?<![\w.])(\d+)_\{?(\d{1,2})\}?(?!\d)")
-"""A number with its base, such as 13_8: math-verify drops the base."""
+_BASED = re.compile(r"(?<![\w.])(\d+)_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
+"""A number with its base, such as 13_8 or 13_{8}: math-verify drops the base."""
+_THIN_SPACE = re.compile(r"(?<=\d)\\[,!;:](?=\d{3}(?!\d))")
+"""A space of LaTeX before three digits, as in `1\\,000`."""
+_FULL_STOP = re.compile(r"(?<=\d)\.(?=\s*\}\s*(?:\$|\Z))")
+"""The full stop of a sentence in a box, such as `\\boxed{5.}`, in which math-verify finds no number."""
 _CHOICE = re.compile(r"((?i:answer|option|choice)\s*(?:(?i:is)\b|:)[\s:*]*)(?:(?i:option|choice)\s+)?\(([A-J])\)")
 """A choice in brackets, such as `the answer is (B)`: math-verify reads letters without brackets. Options that a
 response names on the way to its answer, such as `option (A) is wrong`, are no choices."""
@@ -92,12 +96,15 @@ def _is_chosen(gold: str, response: str) -> bool:
 
 
 def _normalize_numbers(text: str) -> str:
-    """Returns the text without dollar signs that mean money, and with each based number in base ten."""
-    return _BASED.sub(_in_base_ten, text.replace("\\$", ""))
+    """Returns the text without dollar signs that mean money, spaces in numbers, and a full stop in a box, and with each
+    based number in base ten.
+    """
+    text = _FULL_STOP.sub("", _THIN_SPACE.sub("", text.replace("\\$", "")))
+    return _BASED.sub(_in_base_ten, text)
 
 
 def _in_base_ten(match: "re.Match[str]") -> str:
-    digits, base = match[1], int(match[2])
+    digits, base = match[1], int(match[2] or match[3])
     try:
         return str(int(digits, base))
     except ValueError:  # no such base, or a digit that it does not have
