@@ -98,7 +98,7 @@ class SamplingFields(RequestModel):
         Any, only(0, 0.0, why="it is not supported; set presence_penalty or repetition_penalty")
     ] = None
     logit_bias: dict[str, Annotated[float, Field(le=LARGEST, allow_inf_nan=True)]] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[Any, only(0, why="a least length is not supported")] = None
     return_token_ids: bool | None = None

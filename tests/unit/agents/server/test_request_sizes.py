@@ -60,6 +60,7 @@ def test_a_request_of_many_mistakes_is_refused_at_the_first(
     [
         {"stop": [f"stop {place}" for place in range(2000)]},
         {"stop": "x" * 10_000},
+        {"stop_token_ids": [5] * 2000},
         {"model": "m" * 10_000},
         {"temperature": "t" * 100_000},
         {"f" * 100_000: 1},
