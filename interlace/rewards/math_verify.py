@@ -24,6 +24,9 @@ _FULL_STOP = re.compile(r"(?<=\d)\.(?=\s*\}\s*(?:\$|\Z))")
 _CHOICE = re.compile(r"((?i:answer|option|choice)\s*(?:(?i:is)\b|:)[\s:*]*)(?:(?i:option|choice)\s+)?\(([A-J])\)")
 """A choice in brackets, such as `the answer is (B)`: math-verify reads letters without brackets. Options that a
 response names on the way to its answer, such as `option (A) is wrong`, are no choices."""
+_SEPARATOR = re.compile(r"[,;±]|\\pm(?![a-z])|\b(?:or|and)\b")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:or|and)\b)[A-Za-z]{2,}")
+"""A word, which is no command of LaTeX."""
 _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 """Text between two boxes that are parts of one answer."""
 
@@ -36,7 +39,7 @@ def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
     text = _normalize_numbers(_last_boxes(response.rpartition("</think>")[2]))
-    readings = [text] if _is_marked(text) else [text, f"${text}$"]
+    readings = [text] if _is_marked(text) else [f"${text}$"] if _is_bare_list(text) else [text, f"${text}$"]
     if any(_is_equal(gold, _parse_expressions(reading)) for reading in readings):
         return True
     return not _is_marked(text) and _is_chosen(gold_text, text)
@@ -130,6 +133,11 @@ def _end_of_box(text: str, start: int) -> int:
         if depth == 0:
             return place + 1
     return len(text)
+
+
+def _is_bare_list(text: str) -> bool:
+    """Returns whether a text is several formulas without words, such as `3, 4` or `\\pm 5`: the last is no answer."""
+    return bool(_SEPARATOR.search(text)) and not _WORD.search(text)
 
 
 def _is_marked(text: str) -> bool:
