@@ -41,7 +41,7 @@ class HttpListener:
         """first_request_s: see FIRST_REQUEST_S."""
         self._runner: web.AppRunner | None = None
         self._first_request_s = first_request_s
-        self._served: set[RequestHandler[web.Request]] = set()
+        self._served: set[RequestHandler] = set()
         """Open connections on which a request has arrived."""
         self._sweep: asyncio.Task[None] | None = None
 
@@ -79,7 +79,7 @@ class HttpListener:
 
     async def _close_silent_connections(self) -> None:
         """Closes the connections on which no whole head of a request has arrived in time."""
-        opened_s: dict[RequestHandler[web.Request], float] = {}
+        opened_s: dict[RequestHandler, float] = {}
         while True:
             await asyncio.sleep(self._first_request_s / 4)
             server = self._runner.server if self._runner else None
