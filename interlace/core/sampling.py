@@ -17,6 +17,10 @@ MAX_STOP_TOKENS = 256
 """Most stop tokens of a request. An engine compares each sampled token of every request with as many ids as the request
 with the most stop tokens has."""
 
+MAX_STOPS, MAX_STOP_LENGTH = 1024, 8192
+"""Most stop texts of a request, and most characters of one. After each sampled token, an engine searches for all of
+them in as many tokens as the longest one may have."""
+
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 
 
@@ -35,7 +39,9 @@ class SamplingParams(Config):
     presence_penalty: float = Field(default=0.0, ge=-LARGEST, le=LARGEST)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKENS)
     """Generation ends with one of these; the response keeps it as its last token."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...] = Field(
+        default=(), max_length=MAX_STOPS
+    )
     """Generation ends when the decoded response contains one of these."""
     logit_bias: tuple[tuple[TokenId, Annotated[float, Field(le=LARGEST, allow_inf_nan=True)]], ...] = ()
     """(token id, added logit) pairs; minus infinity forbids a token."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _UNREADABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """Characters that YAML does not allow in a text, or reads as the end of a line."""
 _TEXT_TAG = "tag:yaml.org,2002:str"
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _MAX_NODES = 10_000
 """Maximum number of values of a text after each alias is replaced by the value of its anchor."""
 _MAX_REASON = 1000
@@ -23,8 +25,9 @@ _MAX_REASON = 1000
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number, which YAML 1.1 reads as text. Refuses duplicate keys, keys that are not text, values
-    that Python cannot represent, and aliases that expand to too many values."""
+    """Reads 1e-4 as a number, which YAML 1.1 reads as text, and 1:30 as text, which it reads as 90. Refuses numbers
+    such as 010, which it reads as 8, duplicate keys, keys that are not text, values that Python cannot represent, and
+    aliases that expand to too many values."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -41,6 +44,11 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag in _NUMBER_TAGS and ":" in node.value:
+            node.tag = _TEXT_TAG
+        if node.tag in _NUMBER_TAGS and _OCTAL.fullmatch(node.value):
+            problem = f"{node.value:.40} is octal in YAML: write the number without the first 0, or a text in quotes"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, OverflowError) as error:
@@ -49,12 +57,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: list[object] = []
-        for key, _ in node.value:
+        names: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key.value, str)):
             if key.value in names:
                 problem = f"key {key.value!r:.80} is written twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            names.append(key.value)
+            names.add(key.value)
         found = super().construct_mapping(node, deep)
         if (other := next((key for key in found if not isinstance(key, str)), None)) is not None:
             problem = f"a key reads as {other!r:.80}, which is not text: put it in quotes"

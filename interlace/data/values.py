@@ -10,12 +10,15 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 
+MAX_DEPTH = 100
+"""Most levels of lists and mappings in a value. Deeper ones exceed Python's limit of recursion when a row is copied."""
+
 
 def plain_row(values: Mapping[str, object], origin: str, omit: Sequence[str] = ()) -> dict[str, JSON]:
     """Returns a row as JSON values, without the columns in `omit`. origin: place of the row, for the message.
 
     Dates and times become ISO 8601 text, decimals their digits as text. Raises UserError, with column and row, for a
-    value of another type (bytes, pictures) and for numbers that are not finite.
+    value of another type (bytes, pictures), for numbers that are not finite, and for more than MAX_DEPTH levels.
     """
     for name in values:
         if not isinstance(name, str):
@@ -51,7 +54,7 @@ def without_nulls(value: JSON) -> JSON:
     return value
 
 
-def _to_json(value: object, origin: str, column: str) -> JSON:
+def _to_json(value: object, origin: str, column: str, depth: int = 0) -> JSON:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -62,14 +65,20 @@ def _to_json(value: object, origin: str, column: str) -> JSON:
                 f"null, or leave the column out: task.omit=[{column.split('.', maxsplit=1)[0]}]."
             )
         return value
+    if depth > MAX_DEPTH:
+        raise UserError(
+            f"{origin}: column {column.partition('.')[0]!r} has more than {MAX_DEPTH} levels of lists and mappings. "
+            f"Store it as JSON text, or leave the column out: task.omit=[{column.partition('.')[0]}]."
+        )
     if isinstance(value, np.ndarray | np.generic):
-        return _to_json(value.tolist(), origin, column)
+        return _to_json(value.tolist(), origin, column, depth)
     if isinstance(value, Mapping):
         return {
-            _check_key(key, origin, column): _to_json(inner, origin, f"{column}.{key}") for key, inner in value.items()
+            _check_key(key, origin, column): _to_json(inner, origin, f"{column}.{key}", depth + 1)
+            for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_to_json(inner, origin, column) for inner in value]
+        return [_to_json(inner, origin, column, depth + 1) for inner in value]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -15,11 +15,18 @@ CHOICES = tuple("ABCDEFGHIJ")
 RELATIVE_TOLERANCE = 1e-5
 """Largest difference of two equal numbers, relative to the larger one."""
 
-_BASED = re.compile(r"(?<![\w.])(\d+)_\{?(\d{1,2})\}?(?!\d)")
-"""A number with its base, such as 13_8: math-verify drops the base."""
+_BASED = re.compile(r"(?<![\w.])(\d+)_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
+"""A number with its base, such as 13_8 or 13_{8}: math-verify drops the base."""
+_THIN_SPACE = re.compile(r"(?<=\d)\\[,!;:](?=\d{3}(?!\d))")
+"""A space of LaTeX before three digits, as in `1\\,000`."""
+_FULL_STOP = re.compile(r"(?<=\d)\.(?=\s*\}\s*(?:\$|\Z))")
+"""The full stop of a sentence in a box, such as `\\boxed{5.}`, in which math-verify finds no number."""
 _CHOICE = re.compile(r"((?i:answer|option|choice)\s*(?:(?i:is)\b|:)[\s:*]*)(?:(?i:option|choice)\s+)?\(([A-J])\)")
 """A choice in brackets, such as `the answer is (B)`: math-verify reads letters without brackets. Options that a
 response names on the way to its answer, such as `option (A) is wrong`, are no choices."""
+_SEPARATOR = re.compile(r"[,;±]|\\pm(?![a-z])|\b(?:or|and)\b")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:or|and)\b)[A-Za-z]{2,}")
+"""A word, which is no command of LaTeX."""
 _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 """Text between two boxes that are parts of one answer."""
 
@@ -32,7 +39,7 @@ def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
     text = _normalize_numbers(_last_boxes(response.rpartition("</think>")[2]))
-    readings = [text] if _is_marked(text) else [text, f"${text}$"]
+    readings = [text] if _is_marked(text) else [f"${text}$"] if _is_bare_list(text) else [text, f"${text}$"]
     if any(_is_equal(gold, _parse_expressions(reading)) for reading in readings):
         return True
     return not _is_marked(text) and _is_chosen(gold_text, text)
@@ -92,12 +99,15 @@ def _is_chosen(gold: str, response: str) -> bool:
 
 
 def _normalize_numbers(text: str) -> str:
-    """Returns the text without dollar signs that mean money, and with each based number in base ten."""
-    return _BASED.sub(_in_base_ten, text.replace("\\$", ""))
+    """Returns the text without dollar signs that mean money, spaces in numbers, and a full stop in a box, and with each
+    based number in base ten.
+    """
+    text = _FULL_STOP.sub("", _THIN_SPACE.sub("", text.replace("\\$", "")))
+    return _BASED.sub(_in_base_ten, text)
 
 
 def _in_base_ten(match: "re.Match[str]") -> str:
-    digits, base = match[1], int(match[2])
+    digits, base = match[1], int(match[2] or match[3])
     try:
         return str(int(digits, base))
     except ValueError:  # no such base, or a digit that it does not have
@@ -123,6 +133,11 @@ def _end_of_box(text: str, start: int) -> int:
         if depth == 0:
             return place + 1
     return len(text)
+
+
+def _is_bare_list(text: str) -> bool:
+    """Returns whether a text is several formulas without words, such as `3, 4` or `\\pm 5`: the last is no answer."""
+    return bool(_SEPARATOR.search(text)) and not _WORD.search(text)
 
 
 def _is_marked(text: str) -> bool:

@@ -15,7 +15,9 @@ from interlace.rollouts.base import Context, Turn
 from interlace.rollouts.rendering.chat_template import Renderer
 
 LONG_TEXT = 1 << 14
-"""Characters of a conversation from which it is tokenized on a thread."""
+"""Characters of a conversation and its tools from which they are rendered and tokenized on a thread."""
+_PER_VALUE = 32
+"""Characters for which each message, and each value in a call or a tool, counts in addition to its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class ContextEncoder:
         # A template may leave out parts of earlier answers, so their length proves nothing.
         num_given = sum(len(message.content) for message in messages if message.role != "assistant")
         self.check_length(-(-num_given // renderer.longest_token), number, "at least ")
-        if sum(len(message.content) for message in messages) < LONG_TEXT:
+        if not is_long(messages, tools):
             return self._continue_turn(renderer, messages, tools)
         return await asyncio.to_thread(self._continue_turn, renderer, messages, tools)
 
@@ -130,6 +132,26 @@ class ContextEncoder:
         if renderer:
             tokens = np.concatenate([turn.prompt_ids, turn.token_ids])
             self._turns.append(_Past((*messages, turn.message), tuple(tools), renderer, tokens))
+
+
+def is_long(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+    """Returns whether a conversation and its tools have LONG_TEXT characters or more."""
+    parts: list[JSON] = []
+    for message in messages:
+        parts += [message.content, message.reasoning, *(call.arguments for call in message.tool_calls)]
+        if len(parts) * _PER_VALUE >= LONG_TEXT:
+            return True
+    for tool in tools:
+        parts += [tool.name, tool.description, tool.parameters]
+    left = LONG_TEXT
+    while parts and left > 0:
+        part = parts.pop()
+        left -= _PER_VALUE + (len(part) if isinstance(part, str) else 0)
+        if isinstance(part, Mapping):
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+    return left <= 0
 
 
 def read_messages(context: Context) -> tuple[Message, ...] | None:

@@ -107,15 +107,15 @@ class LastingSandbox:
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
 
-    async def run(self, code: str, *, timeout_s: float | None = None) -> CodeResult:
+    async def run(self, code: str, *, stdin: str = "", timeout_s: float | None = None) -> CodeResult:
         """Runs code as Sandbox.run() does. Code that ran when the server was killed runs once more."""
         sandbox = await self._find_sandbox()
         try:
-            return await sandbox.run(code, timeout_s=timeout_s)
+            return await sandbox.run(code, stdin=stdin, timeout_s=timeout_s)
         except InterlaceError:
             if not sandbox.has_ended:
                 raise
-        return await (await self._find_sandbox()).run(code, timeout_s=timeout_s)
+        return await (await self._find_sandbox()).run(code, stdin=stdin, timeout_s=timeout_s)
 
     async def _find_sandbox(self) -> Sandbox:
         async with self._starting:

@@ -1,5 +1,6 @@
 """A request and its answers in a form that all routes share."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -105,9 +106,9 @@ def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) ->
 
 def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     """Returns the tools. Raises ApiError if two have the same name."""
-    names = [tool.name for tool in tools]
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise ApiError(400, f"two tools have the name {doubled[0]!r}.", param="tools")
+    [(name, count)] = Counter(tool.name for tool in tools).most_common(1) or [("", 0)]
+    if count > 1:
+        raise ApiError(400, f"two tools have the name {name!r}.", param="tools")
     return tuple(tools)
 
 

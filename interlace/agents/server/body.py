@@ -27,10 +27,18 @@ class RequestModel(BaseModel):
         return drop_nulls(fields)
 
 
+MOST_FIELDS = 256
+"""Most fields of an object of a request that have fixed names. pydantic keeps about 1 KB for each wrong field."""
+_LONGEST_NAME = 200
+"""Most characters of a field's path in an error message."""
+
+
 def drop_nulls(value: Any) -> Any:
-    """Returns an object without its fields that are null; any other value as it is."""
+    """Returns an object without its fields that are null; any other value as it is. ValueError for too many fields."""
     if not isinstance(value, dict):
         return value
+    if len(value) > MOST_FIELDS:
+        raise ValueError(f"it has {len(value)} fields; at most {MOST_FIELDS} are read")
     return {name: field for name, field in value.items() if field is not None}
 
 
@@ -84,12 +92,15 @@ def _first_mistake(error: ValidationError, model: type[BaseModel]) -> ApiError:
         return ApiError(400, f"the field {name!r} is not supported here: leave it out.{hint}", param=name)
     if detail["type"] == "missing":
         return ApiError(400, f"{name} is missing: it is required.", param=name)
+    if not name:
+        return ApiError(400, f"the body: {_format_reason(detail)}.")
     return ApiError(400, f"{name} = {_show_value(detail['input'])}: {_format_reason(detail)}.", param=name)
 
 
 def _format_field(place: Sequence[str | int]) -> str:
     """Returns the path of a field, such as messages[0].content."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    return path if len(path) <= _LONGEST_NAME else f"{path[:_LONGEST_NAME]} ..."
 
 
 def _show_value(value: object) -> str:
@@ -98,6 +109,8 @@ def _show_value(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, list | dict) and len(value) > 20:
         return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, str):
+        value = value[:80]
     return json.dumps(value, default=str)[:80]
 
 
@@ -106,4 +119,7 @@ def _format_reason(detail: ErrorDetails) -> str:
     if detail["type"] in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return f"it must be {bound}"
+    if detail["type"] in ("too_long", "string_too_long"):
+        unit = "characters" if detail["type"] == "string_too_long" else "entries"
+        return f"it may have at most {context['max_length']} {unit}"
     return _WANTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")

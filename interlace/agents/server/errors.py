@@ -10,6 +10,8 @@ _TYPES = {
     409: "conflict_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
 
+_LONGEST_MESSAGE = 2000
+"""Most characters of a message: a message may quote a request, which may have LARGEST_BODY bytes."""
 CONTEXT_FULL = "context_length_exceeded"
 """OpenAI's code of an error for a conversation that is longer than the model's context."""
 
@@ -21,7 +23,7 @@ class ApiError(UserError):
         self, status: int, message: str, *, code: str = "", param: str = "", retry_after_s: float | None = None
     ) -> None:
         """param: name of the wrong field. retry_after_s: seconds after which the client may send the request again."""
-        super().__init__(message)
+        super().__init__(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]} ...")
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
     @property

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_v
 from interlace.agents.server.ask import Ask
 from interlace.agents.server.body import RequestModel, drop_nulls
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_message, as_tool, read_arguments
-from interlace.core.sampling import LARGEST, LARGEST_INT32
+from interlace.core.sampling import LARGEST, LARGEST_INT32, MAX_STOP_LENGTH, MAX_STOPS
 from interlace.core.types import JSON
 from interlace.rollouts.base import Context
 
@@ -20,11 +20,15 @@ MOST_ANSWERS = 128
 """Largest `n`, as at OpenAI."""
 MOST_CHOICES = 2048
 """Maximum number of answers to all prompts of a text completion."""
+MOST_BIASES = 1 << 16
+"""Most tokens of `logit_bias`."""
 
 Unused: TypeAlias = Any
 """Field that changes no answer: names of the client, storage, billing, caches."""
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
-TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Name: TypeAlias = Annotated[str, Field(max_length=1024)]
+"""Name of a model. Each event of a stream repeats it."""
 Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_INT32)]
 
@@ -50,7 +54,7 @@ def _join_parts(value: Any) -> Any:
         raise ValueError("it must be text, or a list of parts")
     for part in value:
         if part.get("type") not in ("text", "input_text", "output_text"):
-            raise ValueError(f"it has a part of type {part.get('type')!r}: only text can be read")
+            raise ValueError(f"it has a part of type {part.get('type')!r:.80}: only text can be read")
         if not isinstance(part.get("text"), str):
             raise ValueError("it has a part without text")
     return "".join(part["text"] for part in value)
@@ -61,7 +65,8 @@ def _as_list(value: Any) -> Any:
 
 
 Text: TypeAlias = Annotated[str | None, BeforeValidator(_join_parts)]
-Stops: TypeAlias = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)]
+Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops: TypeAlias = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True), BeforeValidator(_as_list)]
 NO_FORM = "the form of an answer cannot be forced"
 NO_PREFILL = "an answer begins a turn, and cannot continue the assistant's last message"
 NO_CALL = "a call cannot be forced; write auto or none"
@@ -93,17 +98,20 @@ class SamplingFields(RequestModel):
         Any, only(0, 0.0, why="it is not supported; set presence_penalty or repetition_penalty")
     ] = None
     logit_bias: dict[str, Annotated[float, Field(le=LARGEST, allow_inf_nan=True)]] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[Any, only(0, why="a least length is not supported")] = None
     return_token_ids: bool | None = None
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
 
-    @field_validator("logit_bias")
+    @field_validator("logit_bias", mode="before")
     @classmethod
-    def _check_tokens(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
-        for token in biases or ():
+    def _check_tokens(cls, biases: Any) -> Any:
+        tokens = biases if isinstance(biases, dict) else {}
+        if len(tokens) > MOST_BIASES:
+            raise ValueError(f"it may have at most {MOST_BIASES} tokens")
+        for token in tokens:
             if not (token.isascii() and token.isdigit() and len(token) <= 10):
                 raise ValueError(f"the key {token[:20]!r} is not a token id")
         return biases
@@ -184,7 +192,7 @@ class ChatMessage(ClientPart):
 class ChatRequest(CompletionFields):
     """`/v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None
     tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
@@ -232,7 +240,7 @@ class GenerateRequest(RequestModel):
 
     token_ids: TokenIds
     sampling_params: GenerateSampling = GenerateSampling()
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     request_id: Unused = None
@@ -270,12 +278,12 @@ class ResponsesRequest(OpenAIFields):
 
     input: Annotated[
         list[ResponseItem],
+        Field(min_length=1, fail_fast=True),
         BeforeValidator(lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given),
-        Field(min_length=1),
     ]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True)] | None = None
     tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[Any, only(why="responses are not stored: send the whole conversation as input")] = (
@@ -309,6 +317,7 @@ class AnthropicMessage(ClientPart):
     role: Literal["system", "user", "assistant"]
     content: Annotated[
         list[AnthropicBlock],
+        Field(fail_fast=True),
         BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given),
     ]
 
@@ -347,26 +356,25 @@ class AnthropicChoice(RequestModel):
     disable_parallel_tool_use: bool | None = None
 
 
+def _check_last(messages: list[AnthropicMessage]) -> list[AnthropicMessage]:
+    if messages[-1].role == "assistant":
+        raise ValueError("the last message is the assistant's: an answer begins a turn, and cannot continue it")
+    return messages
+
+
 class CountRequest(RequestModel):
     """`/v1/messages/count_tokens`."""
 
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
-    model: str | None = None
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True), AfterValidator(_check_last)]
+    model: Name | None = None
     system: Text = None
-    tools: list[AnthropicTool] | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Annotated[Any, AfterValidator(_check_thinking)] = None
     context_management: Annotated[Any, AfterValidator(_check_edits)] = None
     output_config: Annotated[Any, only({}, why=NO_FORM)] = None
     output_format: Annotated[Any, only(why=NO_FORM)] = None
     cache_control: Unused = None
-
-    @field_validator("messages")
-    @classmethod
-    def _check_last(cls, messages: list[AnthropicMessage]) -> list[AnthropicMessage]:
-        if messages[-1].role == "assistant":
-            raise ValueError("the last message is the assistant's: an answer begins a turn, and cannot continue it")
-        return messages
 
 
 class MessagesRequest(CountRequest, SamplingFields):

@@ -92,3 +92,12 @@ def test_every_reader_of_settings_refuses_a_damaged_file_in_the_same_words(tmp_p
 @given(st.text(st.characters(codec=None), max_size=20))
 def test_json_text_is_the_same_value_in_yaml(text: str) -> None:
     assert parse_yaml(to_json_text({"key": [text]})) == {"key": [text]}
+
+
+def test_numbers_are_read_as_they_look() -> None:
+    """YAML 1.1 reads 010 as 8 and 1:30 as 90: `steps=010` ran 8 steps, and a template 1:30 became a number."""
+    assert parse_yaml("[1:30, 12:30:15.5, 1_000, 0x1F, 0, 0.5]") == ["1:30", "12:30:15.5", 1000, 31, 0, 0.5]
+    for number in ("010", "-017", "00"):
+        with pytest.raises(yaml.YAMLError, match="is octal in YAML"):
+            parse_yaml(f"steps: {number}")
+    assert parse_yaml("steps: '010'") == {"steps": "010"}

@@ -121,3 +121,11 @@ def test_values_keep_their_type_or_are_refused_by_column_and_row() -> None:
     assert "set:1: column 'x' is NaN" in refusal({"prompt": "?", "answer": "", "x": float("nan")})
     assert row({"prompt": "?", "answer": "", "x": b"x"}, omit=("x",)).metadata == {}
     assert "an answer must be text or a number" in refusal({"prompt": "?", "answer": ["a"]})
+
+
+def test_a_value_of_many_levels_is_refused_by_column_and_row() -> None:
+    """It was a RecursionError without a row, or came when a reward or an episode copied the row."""
+    deep: object = 1
+    for _ in range(900):
+        deep = [{"a": deep}]
+    assert "set:1: column 'tree' has more than 100 levels" in refusal({"prompt": "?", "answer": "", "tree": deep})

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.types import JSON, FinishReason, Prompt, Request, Response, Sample, SampleKey
 from interlace.rollouts.base import Context, TurnOptions
-from interlace.rollouts.context_encoder import LONG_TEXT
+from interlace.rollouts.context_encoder import LONG_TEXT, is_long
 from interlace.rollouts.session import EpisodeSession, SessionLimits
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
@@ -78,6 +78,21 @@ def test_a_long_conversation_is_written_on_another_thread() -> None:
     renderer = Recorder()
     assert generate(renderer, asked(LONG_TEXT)) == generate(renderer, asked(5)) == 1
     assert renderer.threads[0] != threading.get_ident() == renderer.threads[1]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools"),
+    [
+        (asked(5), [ToolSpec(name="f", description="", parameters={"properties": {"a": {"enum": ["x"] * 2000}}})]),
+        (asked(5), [ToolSpec(name=f"f{place}", description="d" * 100, parameters={}) for place in range(500)]),
+        ([Message(role="user", content="")] * 2000, []),
+        ([*asked(5), Message(role="assistant", content="", reasoning="r" * LONG_TEXT), *asked(5)], []),
+    ],
+)
+def test_tools_and_thoughts_count_for_the_length(messages: list[Message], tools: list[ToolSpec]) -> None:
+    """A request with 20,000 tools was rendered on the event loop, which served no other client meanwhile."""
+    assert is_long(messages, tools)
+    assert not is_long(asked(5), tools[:1] if len(tools) > 1 else ())
 
 
 def test_a_conversation_that_cannot_fit_is_refused_before_it_is_written() -> None:

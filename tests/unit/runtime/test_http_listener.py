@@ -1,4 +1,4 @@
-"""The HTTP server notices a client whose machine vanished without closing its connection."""
+"""The HTTP server notices clients that vanished without closing their connection, or send no request."""
 
 import asyncio
 import contextlib
@@ -66,3 +66,35 @@ def test_all_addresses_of_a_host_are_served_and_a_taken_port_is_refused() -> Non
         await first.close()
 
     asyncio.run(body())
+
+
+def test_a_client_that_sends_no_whole_request_is_disconnected() -> None:
+    """A client without a key held file descriptors for ever, until the server could accept no other client."""
+
+    async def answer(request: web.Request) -> web.Response:
+        del request
+        return web.Response(text="ok")
+
+    async def scenario() -> None:
+        app = web.Application()
+        app.router.add_get("/", answer)
+        listener = HttpListener(first_request_s=0.5)
+        url = await listener.start(app, "127.0.0.1", 0)
+        port = int(url.rpartition(":")[2])
+        served_reader, served = await asyncio.open_connection("127.0.0.1", port)
+        request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        served.write(request)
+        assert b"200" in await served_reader.readline()
+        silent, _kept = await asyncio.open_connection("127.0.0.1", port)
+        slow, slow_writer = await asyncio.open_connection("127.0.0.1", port)
+        slow_writer.write(b"GET / HTTP/1.1\r\nX-Part: a")
+        async with asyncio.timeout(60):
+            assert await silent.read() == b"" and await slow.read() == b""
+        served.write(request)  # the connection of a client that sent a request stays open
+        answers = b""
+        async with asyncio.timeout(60):
+            while answers.count(b"ok") < 2:
+                answers += await served_reader.read(4096)
+        await listener.close()
+
+    asyncio.run(scenario())
