@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from interlace.observe.report.header import run_facts, summary_cards
-from interlace.observe.report.page import format_metric
 from interlace.observe.report.panels import build_panels, panel_specs
+from interlace.observe.report.render import format_metric
 from interlace.observe.run_data import RunData
 
 
