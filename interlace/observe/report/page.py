@@ -19,7 +19,7 @@ from interlace.observe.report.panels import RUN_COLOURS, build_panels
 from interlace.observe.report.render import asset, render_template
 from interlace.observe.report.samples import answer_pairs, answers_over_time, failure_causes, sample_groups
 from interlace.observe.report.steps import STEP_SECTIONS, StepMenu, StoredSteps, has_lanes, render_step_sections
-from interlace.observe.run_data import RunData
+from interlace.observe.run_data import RunData, RunReader
 from interlace.observe.run_folder import RunFolder
 
 STYLES = ("uplot.css", "page.css")
@@ -61,10 +61,16 @@ class MetricSummary:
 def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None = None) -> None:
     """Writes the report of these runs. step: the step of the device chart at first; None takes the middle one.
 
-    Raises UserError for a run that logged no step.
+    Raises UserError for a run that logged no step, no sample and no evaluation.
     """
-    entries = [read_entry(RunData.read(folder), folder, DeviceTimeline.read(folder.timeline)) for folder in folders]
-    write_atomic(path, render_report(entries, step))
+    write_atomic(path, render_report([_read_folder(folder) for folder in folders], step))
+
+
+def _read_folder(folder: RunFolder) -> Entry:
+    run = RunReader(folder).read()
+    if not (run.rows or run.transcripts or run.evaluations):
+        run = RunData.read(folder)  # raises the error of a run without a step
+    return read_entry(run, folder, DeviceTimeline.read(folder.timeline))
 
 
 def render_report(entries: Sequence[Entry], step: StepChoice) -> str:

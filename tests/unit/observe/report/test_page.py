@@ -286,9 +286,21 @@ def test_a_run_with_damaged_advice_has_a_report(tmp_path: Path) -> None:
 
 def test_a_run_that_logged_nothing_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "empty")
-    folder.metrics.write_text("")
+    for path in (folder.metrics, folder.evaluations, *folder.samples.iterdir()):
+        path.write_text("")
     with pytest.raises(UserError, match="has logged no step yet"):
         write_report([folder], tmp_path / "report.html")
+
+
+def test_a_run_that_failed_in_its_first_step_has_a_report_with_the_cause(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "failed")
+    folder.metrics.write_text("")
+    for path in folder.samples.iterdir():
+        path.unlink()
+    failed = _sample(1, 0, 0) | {"event": "failed", "reason": "ValueError: no luck", "reward": None}
+    (folder.samples / "step_000001.jsonl").write_text(json.dumps(failed) + "\n")
+    write_report([folder], tmp_path / "report.html")
+    assert "ValueError: no luck" in (tmp_path / "report.html").read_text()
 
 
 def browse(page: Path, profile: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
