@@ -42,6 +42,7 @@ class ContentSource:
         self._readers = [RunReader(folder) for folder in folders]
         self._timelines = FileCache(DeviceTimeline.read)
         self._signature: object = None
+        self._alive: Sequence[bool | None] = ()
         self._entries: Sequence[Entry] = ()
         self._fixed: PageContent | None = None
         self._contents: dict[StepChoice, LiveContent] = {}
@@ -54,14 +55,17 @@ class ContentSource:
         return ", ".join(folder.name for folder in self.folders)
 
     def read(self, choice: StepChoice = None) -> LiveContent:
-        """Returns the content; builds it again if a file has changed and the server has rested long enough.
+        """Returns the content; builds it again if a file has changed and the server has rested long enough, or if a run
+        has started or ended.
 
         choice: the step that a reader has chosen; None takes the one of this source. Raises UserError if a file of a
         run is damaged.
         """
         began_s = time.monotonic()
         choice = self._step if choice is None else choice
-        if self._fixed is None or began_s >= self._next_s:
+        alive = [is_held(folder) for folder in self.folders]
+        if self._fixed is None or began_s >= self._next_s or alive != self._alive:
+            self._alive = alive
             signature = [_signature(folder) for folder in self.folders]
             if self._fixed is None or signature != self._signature:
                 self._entries = [self._make_entry(reader) for reader in self._readers]
