@@ -107,6 +107,15 @@ def render_fixed_content(entries: Sequence[Entry]) -> PageContent:
     learning = build_panels(runs)
     distributions = distribution_panels(runs)
     bars = [panel for at, run in enumerate(runs) if (panel := step_bars(f"steps-{at}", run))]
+    sample_runs = [
+        {
+            "name": entry.run.name,
+            "groups": [*sample_groups(entry.run), *answers_over_time(entry.answers or {})],
+            "causes": failure_causes(entry.run),
+            "answers": answer_pairs(entry.answers or {}),
+        }
+        for entry in entries
+    ]
     context = {
         **_make_head(entries),
         "panels": learning.shown,
@@ -114,15 +123,8 @@ def render_fixed_content(entries: Sequence[Entry]) -> PageContent:
         "ledgers": [ledger_view(run) for run in runs if run.rows],
         "bars": bars,
         "films": [film for run in runs for film in film_views(run)],
-        "sample_runs": [
-            {
-                "name": entry.run.name,
-                "groups": [*sample_groups(entry.run), *answers_over_time(entry.answers or {})],
-                "causes": failure_causes(entry.run),
-                "answers": answer_pairs(entry.answers or {}),
-            }
-            for entry in entries
-        ],
+        "sample_runs": sample_runs,
+        "has_samples": any(run["groups"] or run["answers"] or run["causes"] for run in sample_runs),
         "distributions": distributions,
         "length_sentences": length_sentences(runs),
         "summaries": [(run.name, _summarize_metrics(run)) for run in runs],

@@ -158,7 +158,7 @@ PANELS = (
     ),
     PanelSpec(
         title="Throughput",
-        note="prompt and response tokens of scored samples per second",
+        note="prompt and response tokens per second",
         lines=(
             Line(metric="perf/throughput", label="all devices"),
             Line(metric="perf/tokens_per_device_s", label="per device"),

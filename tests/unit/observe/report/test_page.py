@@ -265,6 +265,15 @@ def test_a_run_of_one_step_without_rewards_or_timeline_has_a_report(tmp_path: Pa
     assert "The run has no timeline.json" in (tmp_path / "short.html").read_text()
 
 
+def test_a_run_on_given_rows_has_no_section_of_samples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "sft")
+    for path in (*folder.samples.iterdir(), *folder.path.glob("answers.jsonl")):
+        path.unlink()
+    write_report([folder], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert 'id="samples"' not in html and 'href="#samples"' not in html
+
+
 def test_a_run_that_was_killed_while_it_wrote_a_line_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "killed")
     with folder.metrics.open("a") as file:
