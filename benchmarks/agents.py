@@ -10,7 +10,7 @@
 
 Ratios compare neighbours in time; lowest and highest are over the rounds. CPU seconds are of the whole process.
 
-    python benchmarks/agents.py [--only rollout crowd tree] [--rounds 3] [--write docs/agents.md] [--json agents.json]
+    python benchmarks/agents.py [--only rollout crowd tree] [--rounds 3] [--write benchmarks/RESULTS.md] [--json FILE]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Decoding with 8-bit weights against the model's own precision.
 
-    python benchmarks/eight_bits.py [--model smollm2] [--write docs/rollout-engine.md]
+    python benchmarks/eight_bits.py [--model smollm2] [--write benchmarks/RESULTS.md]
 
 Both engines alternate on one thread; ratios are of tokens per CPU second, with the median over the rounds and the
 range.

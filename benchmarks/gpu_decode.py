@@ -1,6 +1,6 @@
 """Decode speed of the native engine on a GPU, with and without compilation, for short and long contexts.
 
-    python benchmarks/gpu_decode.py [--hidden 2048] [--layers 16] [--write docs/gpu.md] [--json FILE]
+    python benchmarks/gpu_decode.py [--hidden 2048] [--layers 16] [--write benchmarks/RESULTS.md] [--json FILE]
 
 The model is a Llama of random bfloat16 weights. The time of a step is the best of three: 64 steps are measured,
 without the time of the prompts. `--device cpu` is for a test of this program: nothing is compiled there.

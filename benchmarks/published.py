@@ -32,6 +32,8 @@ from interlace.schedule.presets import preset_names
 
 BASELINE = "verl-colocated"
 DOCS = Path(__file__).parent.parent / "docs"
+PRESETS = DOCS / "presets" / "measured" / "simulated.json"
+"""Figures of `presets`, from which `python docs/presets/measure.py tables` makes a column of docs/schedules.md."""
 ABLATED_PROMPTS = 64
 MIXES: Mapping[str, Lengths] = {"assumed mix": REASONING, "verl's mix": VERL_MIX}
 """Mixes of lengths of the ablation; the second one reproduces the seconds that verl publishes."""
@@ -140,31 +142,30 @@ def sensitivity(claim: Claim, base: Measured, ours: Measured, parameter: str, st
     return f"{text}; {f'inside at {inside[0]:g}' if inside else 'never inside'}"
 
 
-def presets(names: Sequence[str], devices: int, steps: int, store: Path | None) -> str:
-    """Runs presets at one size, with the better of two splits. Returns a table; writes the results into the store."""
+def presets(names: Sequence[str], devices: int, steps: int, store: Path | None) -> Mapping[str, Mapping[str, Any]]:
+    """Runs presets at one size, with the better of two splits. Returns the figures of each preset for schedules.md;
+    writes all results into the store.
+    """
     setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING, splits=(50, 75))
     first = measure(BASELINE, setup, steps)
-    measured, rows = list[Measured](), list[str]()
+    measured, rows = list[Measured](), dict[str, Mapping[str, Any]]()
     for name in names:
         measured.append(first if name == BASELINE else measure(name, setup, steps))
-        rows.append(preset_row(measured[-1], first))
-        print(rows[-1], flush=True)
+        rows[name] = preset_row(measured[-1], first)
+        print(name, json.dumps(rows[name]), flush=True)
     if store:
         store.write_text(json.dumps([asdict(one) for one in measured], indent=1) + "\n", encoding="utf-8")
-    heads = ("preset", "generate on", "ratio")
-    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows])
+    return rows
 
 
-def preset_row(one: Measured, first: Measured) -> str:
-    """Returns the row of a preset in Markdown. first: result of the baseline."""
-    score = one.score
-    shift = f", length {score.length_shift:+.1%}" if abs(score.length_shift) >= LEAST_SHIFT else ""
-    cells = (
-        f"`{one.preset}`",
-        f"{one.split} %" if one.split else "shared",
-        f"{score.tokens_per_s / first.score.tokens_per_s:.2f}x{shift}",
-    )
-    return f"| {' | '.join(cells)} |"
+def preset_row(one: Measured, first: Measured) -> Mapping[str, Any]:
+    """Returns the share of devices that generate, the speed relative to the baseline, and the change of the length."""
+    shift = one.score.length_shift
+    return {
+        "split": one.split,
+        "ratio": round(one.score.tokens_per_s / first.score.tokens_per_s, 2),
+        "length_shift": round(shift, 3) if abs(shift) >= LEAST_SHIFT else 0.0,
+    }
 
 
 def main() -> None:
@@ -178,11 +179,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="claims with this in their names")
     parser.add_argument("--vary", action="store_true", help="also other values of the assumed parameters")
     parser.add_argument("--json", type=Path, help="of `presets`")
-    parser.add_argument("--write", action="store_true", help="the table into docs/simulator.md")
+    parser.add_argument("--write", action="store_true", help="the table into RESULTS.md")
     options = parser.parse_args()
     if options.what == "presets":
-        text = presets(options.presets.split(","), options.devices, options.steps, options.json)
-    elif options.what == "claims":
+        rows = presets(options.presets.split(","), options.devices, options.steps, options.json)
+        if options.write:
+            stored = json.loads(PRESETS.read_text(encoding="utf-8"))
+            stored["schedules"].update(rows)
+            PRESETS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        return
+    if options.what == "claims":
         text = claims(options.steps, options.only, DOCS / "published.json", vary=options.vary)
     elif options.what == "agents":
         text = tabulate_agents()
@@ -190,7 +196,7 @@ def main() -> None:
         text = ablation(options.steps)
     print(text)
     if options.write:
-        write_table(DOCS / "simulator.md", options.what, text)
+        write_table(Path(__file__).parent / "RESULTS.md", options.what, text)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,8 @@ def write_page(page: Path, drawn: dict[str, dict[int, Curve]]) -> None:
         path = folder / f"{recipe}.svg"
         if path.exists():
             text = path.read_text(encoding="utf-8").partition('aria-label="')[2].partition('"')[0]
+            text = text.replace(", by step", "").replace(", seeds 0, 1, 2;", ",")
+            text = text.replace(" at the first step, ", ", then ").removesuffix(" at the last")
             pictures.append(f"![{text}]({FOLDER.as_posix()}/{recipe}.svg)")
     write_table(page, NAME, "\n".join(pictures))
 

@@ -3,7 +3,7 @@
     python benchmarks/records.py [--recipe quickstart] [--schedules areal,...] [--steps 30] [--json F] [--write]
 
 One run under `verl-colocated` is recorded, and the recipe is profiled afterwards. Then each schedule is simulated with
-both profiles, and trained. --write puts the table into docs/profiling.md.
+both profiles, and trained. --write puts the table into RESULTS.md.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="of the recorded run, and measured of each schedule")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of the profile")
     parser.add_argument("--json", type=Path, help="also write the errors there, by schedule: measured profile, run's")
-    parser.add_argument("--write", action="store_true", help="into docs/profiling.md")
+    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
     recipe = load_recipe(args.recipe, [f"schedule={RECORDED}"])
     check_recipe(recipe)
@@ -79,7 +79,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(dict(zip(args.schedules.split(","), errors, strict=True))) + "\n")
     if args.write:
-        write_table(Path(__file__).parent.parent / "docs" / "profiling.md", "records", "\n".join(lines))
+        write_table(Path(__file__).parent / "RESULTS.md", "records", "\n".join(lines))
 
 
 if __name__ == "__main__":

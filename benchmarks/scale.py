@@ -52,7 +52,7 @@ TOKENS = 2000
 """Tokens of a response of the second table."""
 SIZES = ("64:1600", "256:6400", "1024:25600", "4096:1000", "4096:10000", "4096:100000")
 HEADS = ("samples in flight", "CPU s", "CPU us per sample", "memory MiB")
-DOCS = Path(__file__).parent.parent / "docs" / "simulator.md"
+RESULTS = Path(__file__).parent / "RESULTS.md"
 MANY_FILES = 8192
 """Limit of open files with which 1,000 connections are possible."""
 
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--preset", default="areal")
     parser.add_argument("--one", action="store_true", help="measures the size in this process, and prints JSON")
     parser.add_argument("--profile", action="store_true", help="prints the functions with the most time")
-    parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
+    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.one:
@@ -214,7 +214,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if given.write:
-        write_table(DOCS, "ranks" if given.ranks else "scale", text)
+        write_table(RESULTS, "ranks" if given.ranks else "scale", text)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 
-PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
+PAGE = Path(__file__).parent / "RESULTS.md"
 PARAMS = SamplingParams(max_new_tokens=8)
 PROMPT = list(range(3, 60))
 NUM_REQUESTS, NUM_RUNS = 200, 200
@@ -191,7 +191,7 @@ def table(over_http: list[float], direct: list[float], rates: tuple[float, float
 def main() -> None:
     """Measures, prints, and writes if requested."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true", help="put the table into docs/serving.md")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers[serving]")
     options = parser.parse_args()

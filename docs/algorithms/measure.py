@@ -1,4 +1,6 @@
-"""Runs the command on each algorithm's page for forty steps, and writes the held-out accuracy into README.md.
+"""Runs the quick start with each algorithm for forty steps, and writes the held-out accuracy into README.md.
+
+The command is the one on the algorithm's page if it has other settings.
 
 python docs/algorithms/measure.py [NAME ...]     # all algorithms, or some
 """
@@ -22,25 +24,29 @@ def measure(name: str) -> None:
     """Runs one algorithm by the command on its page, and updates its row of the table."""
     page = HERE / f"{name}.md"
     command = re.search(r"^interlace (train quickstart .*)$", page.read_text(), re.MULTILINE)
-    if command is None:
-        raise ValueError(f"{page} does not contain a command")
     run = f"algorithm-{name}"
-    words = [*shlex.split(command[1]), f"steps={STEPS}", "--name", run, "--overwrite", "--quiet"]
+    words = [
+        *shlex.split(command[1] if command else f"train quickstart algorithm={name}"),
+        f"steps={STEPS}",
+        "--name",
+        run,
+        "--overwrite",
+        "--quiet",
+    ]
     subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *words], check=True)
     data = RunData.read(RunFolder(path=Path("runs") / run))
     ends = [f"{data.curve(f'eval/accuracy_{kind}')[-1][1]:.3f}" for kind in ("greedy", "sampled")]
     overview = HERE / "README.md"
-    head, title, tail = overview.read_text().partition("## Measured on the quick start")
-    row = f"{' | '.join(ends)} |"
-    overview.write_text(head + title + with_line(tail, f"| [{name}]({name}.md) |", row))
-    print(name, row, flush=True)
+    overview.write_text(with_figures(overview.read_text(), name, ends))
+    print(name, *ends, flush=True)
 
 
-def with_line(text: str, start: str, rest: str) -> str:
-    """Replaces the rest of the only line that starts with `start`."""
+def with_figures(text: str, name: str, figures: list[str]) -> str:
+    """Replaces the last cells of the row of an algorithm."""
     lines = text.splitlines()
-    [index] = [number for number, line in enumerate(lines) if line.startswith(start)]
-    lines[index] = f"{start} {rest}"
+    [index] = [number for number, line in enumerate(lines) if line.startswith(f"| [{name}]({name}.md) |")]
+    cells = lines[index].split(" | ")[: -len(figures)]
+    lines[index] = " | ".join([*cells, *figures]) + " |"
     return "\n".join(lines) + "\n"
 
 

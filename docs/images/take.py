@@ -16,14 +16,15 @@ import numpy as np
 from PIL import Image
 
 from interlace.observe.report.device_time import DeviceTimeline
-from interlace.observe.report.page import read_entry, render_report
+from interlace.observe.report.entry import read_entry
+from interlace.observe.report.page import render_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, run_folder
 from interlace.observe.watch.server import WatchServer
 
 WIDTHS = (1280, 520)
-TOP = 1100
-"""Height of the picture of the top, in pixels."""
+TOP, LANES = 1100, 1240
+"""Heights of the pictures of the top and of the lanes, in pixels."""
 ONLY_LANES = "#lanes{display:block!important} section{display:none} #connection{display:none}"
 
 
@@ -45,7 +46,7 @@ async def _take(browser: str, folder: RunFolder, into: Path) -> None:
         lanes.write_text(page, encoding="utf-8")
         for width in WIDTHS:
             await _picture(browser, url, into / f"watch-{width}.png", width, TOP, scratch)
-            await _picture(browser, lanes.as_uri(), into / f"lanes-{width}.png", width, TOP, scratch)
+            await _picture(browser, lanes.as_uri(), into / f"lanes-{width}.png", width, LANES, scratch)
             for name in ("watch", "lanes"):
                 _crop(into / f"{name}-{width}.png")
     await server.close()

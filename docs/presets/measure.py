@@ -5,7 +5,7 @@
     python docs/presets/measure.py tables               # generates the tables from the existing figures
 
 The figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In the two pages this
-script replaces the text between two comments of one name: `fields`, `presets`, `measured` and `words`.
+script replaces the text between two comments of one name: `presets`, `measured` and `words`.
 """
 
 import json
@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import BINS, ledger_of
@@ -28,7 +26,6 @@ from interlace.observe.run_folder import RunFolder
 from interlace.run.outcome import ScheduleOutcome
 from interlace.run.state import RunState
 from interlace.schedule.presets import load_schedule, preset_names, preset_path
-from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import Vocabulary, vocabulary
 
 HERE = Path(__file__).parent
@@ -37,6 +34,8 @@ PAGES = (HERE.parent / "schedules.md", HERE.parent / "reference" / "words.md")
 CLUSTERS = ("local", "ray")
 STEPS, PARTS = 24, 8
 LONGTAIL = "longtail"
+SIMULATED = "simulated"
+"""File of the figures at 256 devices, by `python benchmarks/published.py presets --write`."""
 LONGTAIL_STEPS = 16
 LONGTAIL_EXTRA: Mapping[str, Sequence[str]] = {
     # The devices that gathering frees compute the pass of the reference.
@@ -114,12 +113,10 @@ def write_tables() -> None:
 
 def render_page(text: str) -> str:
     """Returns a page with its generated parts up to date."""
-    words = vocabulary()
     parts = {
-        "fields": list(write_fields(words)),
-        "words": list(write_words(words)),
+        "words": list(write_words(vocabulary())),
         "presets": ["\n".join(write_presets())],
-        "measured": list(measured_table(read(LONGTAIL), {name: read(name) for name in CLUSTERS})),
+        "measured": list(write_measured(read(LONGTAIL), {name: read(name) for name in CLUSTERS})),
     }
     for name, paragraphs in parts.items():
         if f"<!-- {name} -->" in text:
@@ -143,17 +140,6 @@ def replace_block(text: str, name: str, paragraphs: Sequence[str]) -> str:
     return "\n".join([head + begin, "\n\n".join(paragraphs), end + tail])
 
 
-def write_fields(words: Vocabulary) -> Iterator[str]:
-    """Yields a section for each field of a schedule."""
-    for name, entry in words.fields.items():
-        default = yaml.safe_dump(Schedule().model_dump(mode="json")[name], default_flow_style=True, width=10**6)
-        values = "\n".join(f"- {one if ' ' in one else f'`{one}`'}: {means}" for one, means in entry.values.items())
-        written = entry.default or default.removesuffix("\n...\n").strip().replace("null", "none")
-        written = written if "`" in written else f"`{written}`"
-        yield f"### `{name}`\n\n{entry.meaning}\n\n{values}\n\nDefault: {written}."
-    yield f"### Units of staleness\n\n{words.staleness}"
-
-
 def write_words(words: Vocabulary) -> Iterator[str]:
     """Yields two tables of other systems' words: those whose value stays the same, and those to convert.
 
@@ -172,8 +158,15 @@ def write_words(words: Vocabulary) -> Iterator[str]:
     yield "\n".join(table(["here", "words", "unit", "how to convert"], [row for row in rows if row[3]]))
 
 
+HEADS = (
+    "preset", "description", "generates on", "`max_staleness`", "speed", "staleness, mean/max", "accuracy",
+    "256 devices",
+)  # fmt: skip
+
+
 def write_presets() -> list[str]:
-    """Returns the comparison of all presets: description, source, devices that generate, and bound on staleness."""
+    """Returns the comparison of all presets: description, source, devices that generate, staleness and figures."""
+    longtail, simulated = read(LONGTAIL), read(SIMULATED)
     rows = []
     for name in preset_names():
         text = preset_path(name).read_text(encoding="utf-8")
@@ -182,8 +175,9 @@ def write_presets() -> list[str]:
         schedule = load_schedule(name)
         devices, staleness = schedule.placement.of("rollout").devices, schedule.max_staleness
         file = f"[`{name}`](../interlace/schedule/presets/{name}.yaml)"
-        rows.append([file, link_source(about.strip(), source.strip()), f"`{devices}`", f"{staleness:g}"])
-    return table(["preset", "description", "generates on", "`max_staleness`"], rows)
+        cells = [file, link_source(about.strip(), source.strip()), f"`{devices}`", f"{staleness:g}"]
+        rows.append([*cells, *longtail_cells(name, longtail), simulated_cell(name, simulated)])
+    return table(HEADS, rows)
 
 
 def link_source(about: str, source: str) -> str:
@@ -194,19 +188,13 @@ def link_source(about: str, source: str) -> str:
     return linked if linked != about else f"{about} [source]({source})"
 
 
-MEASURED_HEADS = ("speed", "staleness, mean/max", "accuracy")
-
-
-def measured_table(longtail: Mapping[str, Any], clusters: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the commands of the measurements, and one table of all presets."""
+def write_measured(longtail: Mapping[str, Any], clusters: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the commands of the measurements."""
     runs = [run for one in clusters.values() for run in one["schedules"].values()]
     accuracies = [run["greedy"] for run in runs]
     yield (
         f"`{longtail['command']}`, seed 0, four devices on two cores, one run each. Speed is trained tokens/s relative "
         "to `verl-colocated`; accuracy is held-out. `rlhfuse` has `algorithm.kl_coefficient=0.001` in addition."
-    )
-    yield "\n".join(
-        table(["preset", *MEASURED_HEADS], [longtail_row(name, longtail) for name in longtail["schedules"]])
     )
     yield (
         f"After the quick start under the same presets (`{clusters['local']['command']}`, and `cluster.backend=ray`) "
@@ -214,16 +202,23 @@ def measured_table(longtail: Mapping[str, Any], clusters: Mapping[str, Mapping[s
     )
 
 
-def longtail_row(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Returns the row of one preset on long-tailed answers: its name, then the figures of MEASURED_HEADS."""
-    run, base = found["schedules"][name], found["schedules"]["verl-colocated"]
+def longtail_cells(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Returns speed, staleness and accuracy of one preset on long-tailed answers; empty if it was not measured."""
+    run, base = found["schedules"].get(name), found["schedules"]["verl-colocated"]
+    if run is None:
+        return [""] * 3
     ratio = run["trained_tokens_per_device_s"] / base["trained_tokens_per_device_s"]
-    return [
-        f"`{name}`",
-        f"{ratio:.2f}",
-        f"{run['staleness_mean']:.2f}/{run['staleness_max']:.0f}",
-        f"{run['greedy']:.3f}",
-    ]
+    return [f"{ratio:.2f}", f"{run['staleness_mean']:.2f}/{run['staleness_max']:.0f}", f"{run['greedy']:.3f}"]
+
+
+def simulated_cell(name: str, found: Mapping[str, Any]) -> str:
+    """Returns the simulated speed of one preset; empty if it was not simulated."""
+    run = found["schedules"].get(name)
+    if run is None:
+        return ""
+    notes = [f"{run['split']} %"] if run["split"] else []
+    notes += [f"length {run['length_shift']:+.1%}"] if run["length_shift"] else []
+    return f"{run['ratio']:.2f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

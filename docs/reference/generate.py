@@ -90,14 +90,21 @@ def algorithm_tables() -> Iterator[str]:
 
 
 def schedule_tables() -> Iterator[str]:
-    """Yields the fields of a schedule, with the first sentences of the vocabulary. All roles share the rows ROLE."""
-    about = "The first sentence of each meaning; [schedules](../schedules.md#fields) has the rest, and the values."
-    meanings = {f"`schedule.{name}`": first_sentence(entry.meaning) for name, entry in vocabulary().fields.items()}
+    """Yields the fields of a schedule, with the meanings of the vocabulary, and the values of each field.
+
+    All roles share the rows ROLE.
+    """
+    words = vocabulary()
+    meanings = {f"`schedule.{name}`": cell(entry.meaning) for name, entry in words.fields.items()}
     rows = {}
     for _, (key, *cells, meaning) in setting_rows(Schedule, "schedule."):
         shared = re.sub(r"(?<=placement\.)\w+", "ROLE", key)
         rows.setdefault(shared, [shared, *cells, meanings.get(key, meaning)])
-    yield f"### Fields of a schedule\n\n{about}\n\n{table(HEADS, list(rows.values()))}"
+    yield f"### Fields of a schedule\n\n{table(HEADS, list(rows.values()))}"
+    for name, entry in words.fields.items():
+        values = (f"- {one if ' ' in one else f'`{one}`'}: {means}" for one, means in entry.values.items())
+        yield f"#### `{name}`\n\n<!-- values -->\n" + "\n".join(values) + "\n<!-- /values -->"
+    yield f"#### Units of staleness\n\n<!-- values -->\n{words.staleness}\n<!-- /values -->"
 
 
 def engine_tables() -> Iterator[str]:
@@ -170,11 +177,6 @@ def owners_text(found: Mapping[str, str], names: Sequence[str]) -> str:
     if not others:
         return ""
     return f"Not {', '.join(others)}. " if len(others) < len(found) else f"Only {', '.join(found)}. "
-
-
-def first_sentence(text: str) -> str:
-    """Returns the text up to its first full stop."""
-    return re.split(r"(?<=[\w)])\. ", cell(text))[0].rstrip(".") + "."
 
 
 def settings_table(config: type[Config], prefix: str) -> str:

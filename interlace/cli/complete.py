@@ -2,10 +2,11 @@
 
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import typer
 
+from interlace.core.errors import UserError
 from interlace.observe.run_folder import ROOT
 
 if TYPE_CHECKING:
@@ -32,32 +33,60 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Returns the settings that begin with a text, also within a section; after `schedule=`, the presets."""
+    """Returns the settings that begin with a text, also within a section; after `KEY=`, the known values of the key."""
+    from interlace.run.recipe.config import Recipe
+
     key, equals, value = incomplete.partition("=")
-    if equals:
-        from interlace.schedule.presets import preset_names
-
-        found = preset_names() if key == "schedule" else []
-        return [f"{key}={name}" for name in found if name.startswith(value)]
-    from interlace.run.recipe.config import SHORT, Recipe
-
     section, dot, start = key.rpartition(".")
     kinds = _list_settings(Recipe)
     for name in section.split(".") if section else ():
         kinds = _list_settings(kinds.get(name))
+    if equals:
+        return [f"{key}={word}" for word in _list_words(key, kinds.get(start)) if word.startswith(value)]
     found = []
     for name in [name for name in kinds if name.startswith(start)]:
         is_section = bool(_list_sections(kinds[name]))
         found += [f"{section}{dot}{name}."] if is_section else []
-        found += [f"{section}{dot}{name}="] if not is_section or (not section and name in SHORT) else []
+        found += [f"{section}{dot}{name}="] if not is_section or _takes_word(kinds[name]) else []
     return found
+
+
+def _list_words(key: str, kind: Any) -> list[str]:
+    """Returns the known values of a key: names of presets or algorithms, or the words of its type."""
+    if key == "schedule":
+        from interlace.schedule.presets import preset_names
+
+        return preset_names()
+    if key == "algorithm":
+        from interlace.algorithms import algorithm_names
+
+        return list(algorithm_names())
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    return [word for part in get_args(kind) if not isinstance(part, str) for word in _list_words("", part)]
+
+
+def _takes_word(kind: Any) -> bool:
+    """Returns whether a section may be written as one word, such as `model=PATH`."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(kind).validate_python("a word")
+    except ValidationError as error:
+        return any(problem["type"] != "model_type" for problem in error.errors())
+    except UserError:
+        return True  # the section rejects this word, not each word
+    return True
 
 
 def _list_settings(kind: Any) -> dict[str, Any]:
     """Returns the types of the settings of a section, by name, as a recipe has them; empty for a plain value."""
     found: dict[str, Any] = {}
     for config in _list_sections(kind):
-        kinds = {name: field.annotation for name, field in config.model_fields.items()}
+        kinds = {
+            name: Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+            for name, field in config.model_fields.items()
+        }
         if config.__name__ in FLAT:
             own, inner = FLAT[config.__name__]
             kinds = {own: kinds[own]} | _list_settings(kinds[inner])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from interlace.forecast.svg import Plot, nice_ticks
-from interlace.observe.report.page import asset
+from interlace.observe.report.render import asset
 
 FRONT, BEHIND = "#2563eb", "#9ca3af"
 SIZES = ((0.005, "unbiased"), (0.05, "up to 5 %"), (math.inf, "more"))

@@ -24,6 +24,7 @@ def test_the_site_builds_without_a_broken_link_and_can_be_searched(tmp_path: Pat
     command = [str(MKDOCS), "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "excluded from the built site" not in done.stderr, "a link to such a file is broken"
     assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
     for page in ("failures", "tutorials/two-nodes", "reference/settings"):
         assert (tmp_path / page / "index.html").exists()

@@ -61,7 +61,7 @@ class Tab:
     async def press(self, key: str) -> None:
         """Presses and releases a key."""
         text = {"text": KEYS[key]} if key in KEYS else {}
-        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}.get(key, 0)
+        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}.get(key, 0)
         await self.send("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
         await self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
@@ -80,11 +80,10 @@ async def open_tab(url: str, profile: Path, *, width: int = 1280) -> AsyncIterat
     process = await asyncio.create_subprocess_exec(str(BROWSER), *flags, url, stderr=asyncio.subprocess.DEVNULL)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not (profile / "DevToolsActivePort").exists():
+            while not (found := _read_port(profile)):
                 await asyncio.sleep(0.05)
-        port = (profile / "DevToolsActivePort").read_text().splitlines()[0]
         async with aiohttp.ClientSession() as client:
-            async with client.get(f"http://127.0.0.1:{port}/json/list") as response:
+            async with client.get(f"http://127.0.0.1:{found}/json/list") as response:
                 [page] = [each for each in await response.json() if each["type"] == "page"]
             async with client.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                 tab = Tab(socket)
@@ -95,3 +94,10 @@ async def open_tab(url: str, profile: Path, *, width: int = 1280) -> AsyncIterat
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
+
+
+def _read_port(profile: Path) -> str:
+    """Returns the port of the protocol; empty until the browser has written the whole file, which has two lines."""
+    path = profile / "DevToolsActivePort"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return lines[0] if len(lines) > 1 else ""

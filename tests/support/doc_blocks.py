@@ -14,7 +14,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "benchmarks/RESULTS.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
 PLACEHOLDER = re.compile(r"(?<![a-z.:/])[A-Z][A-Z_]*(?![a-z.:/])")
 """A word in capitals, for which the reader writes a value."""
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from interlace.observe.goodput import BINS, PREFIX, ledger_of
 from interlace.observe.report.panels import Curve, Panel
@@ -40,6 +41,10 @@ MAX_BARS = 60
 """Number of bars. A bar of a longer run is the mean of neighbouring steps."""
 AFTER_STEP = 0.15
 """Part of the next step that is shown after the chosen one, as a share of its length."""
+STEP_NAMES = ("middle", "slowest", "first", "last")
+"""Names of steps that a reader of a page can choose, in addition to their numbers."""
+StepChoice: TypeAlias = int | str | None
+"""A step: its number or one of STEP_NAMES; None takes the middle one."""
 SMALLEST_GAP = 0.0005
 """Operations of one kind with a smaller gap between them, as a share of the window, are drawn as one."""
 
@@ -211,16 +216,26 @@ def _read_seconds(row: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def choose_step(timeline: DeviceTimeline, step: int | None) -> int | None:
-    """Returns the step that a page shows in detail: `step`, or the middle one. None if the trace lacks it."""
+def choose_step(timeline: DeviceTimeline, choice: StepChoice) -> int | None:
+    """Returns the number of the step that a page shows in detail. None if the trace lacks it."""
     present = sorted(timeline.steps)
-    if not present or (step is not None and step not in timeline.steps):
+    if isinstance(choice, int):
+        return choice if choice in timeline.steps else None
+    if not present:
         return None
-    return present[len(present) // 2] if step is None else step
+    match choice:
+        case "first":
+            return present[0]
+        case "last":
+            return present[-1]
+        case "slowest":
+            return max(present, key=lambda step: timeline.steps[step][1] - timeline.steps[step][0])
+        case _:
+            return present[len(present) // 2]
 
 
-def step_view(run: str, timeline: DeviceTimeline, step: int | None) -> StepView | None:
-    """Builds the picture of a step; step: None takes the middle one. Returns None if the trace lacks the step."""
+def step_view(run: str, timeline: DeviceTimeline, step: StepChoice) -> StepView | None:
+    """Builds the picture of a step. Returns None if the trace lacks the step."""
     chosen = choose_step(timeline, step)
     if chosen is None:
         return None

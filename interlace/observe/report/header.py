@@ -119,7 +119,8 @@ def _describe_simulator(settings: Mapping[str, JSON]) -> list[str]:
 def _format_date(sessions: Sequence[RunSession]) -> str:
     if not sessions:
         return ""
-    resumed = f" (resumed {len(sessions) - 1} times, last {_format_minute(sessions[-1])})" if len(sessions) > 1 else ""
+    times = "once" if len(sessions) == 2 else f"{len(sessions) - 1} times, last"
+    resumed = f" (resumed {times} {_format_minute(sessions[-1])})" if len(sessions) > 1 else ""
     return f"{_format_minute(sessions[0])}{resumed}"
 
 
@@ -159,7 +160,7 @@ def _make_cards(run: RunData, settings: Mapping[str, JSON], *, is_running: bool)
     if seconds:
         yield Card(name="time of a step", value=f"{number(sum(seconds) / len(seconds), 2)} s", note="mean")
         tokens = sum(run.values("perf/num_tokens")) / max(sum(seconds), 1e-9)
-        yield Card(name="tokens/s", value=short(tokens), note="prompt and response tokens of scored samples")
+        yield Card(name="tokens/s", value=short(tokens), note="prompt and response tokens")
     if is_running and (left := time_left_s(run, settings)):
         yield Card(name="time left", value=duration(left), note="at the pace of the last steps")
     if ledger.total_s:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.observe.report.device_time import DeviceTimeline, DrawnBar, choose_step
+from interlace.observe.report.device_time import DeviceTimeline, DrawnBar, StepChoice, choose_step
 from interlace.observe.report.sample_times import Period, TurnTime
 from interlace.observe.run_data import RunData, Transcript
 from interlace.observe.step_line import printable
@@ -63,8 +63,8 @@ class LanesView:
 KINDS = ("queue", "generate", "tool", "episode", "reward", "train")
 
 
-def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: int | None) -> LanesView | None:
-    """Builds the lanes of a step; step: None takes the step of the device chart.
+def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: StepChoice) -> LanesView | None:
+    """Builds the lanes of a step, that of the device chart.
 
     Returns None if the trace does not contain the step, or has no turns of its samples.
     """

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from interlace.observe.answers import ANSWERS_FILE
-from interlace.observe.report.device_time import DeviceTimeline
+from interlace.observe.report.device_time import DeviceTimeline, StepChoice
+from interlace.observe.report.entry import Entry, read_entry
 from interlace.observe.report.header import find_asked_steps
-from interlace.observe.report.page import Entry, embeddable_json, read_entry, render_content
+from interlace.observe.report.page import PageContent, embeddable_json, render_fixed_content
+from interlace.observe.report.steps import render_step_sections
 from interlace.observe.run_data import FileCache, RunData, RunReader, file_state
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_lock import is_held
@@ -16,6 +18,9 @@ from interlace.observe.run_sessions import SESSIONS_FILE
 
 REST = 50.0
 """The page is rebuilt at most so often that the server rests this many times as long as it worked."""
+
+MAX_CHOICES = 16
+"""Number of chosen steps whose content is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +37,16 @@ class ContentSource:
     """Builds the content of the page of some runs from their files."""
 
     def __init__(self, folders: Sequence[RunFolder], step: int | None = None) -> None:
-        """step: the step of the device chart and of the lanes; None takes the middle one."""
+        """step: the step of the device chart and of the lanes at first; None takes the middle one."""
         self.folders, self._step = folders, step
         self._readers = [RunReader(folder) for folder in folders]
         self._timelines = FileCache(DeviceTimeline.read)
         self._signature: object = None
-        self._content: LiveContent | None = None
+        self._alive: Sequence[bool | None] = ()
+        self._entries: Sequence[Entry] = ()
+        self._fixed: PageContent | None = None
+        self._contents: dict[StepChoice, LiveContent] = {}
+        """Content by the chosen step, until a file changes."""
         self._next_s = 0.0
 
     @property
@@ -45,25 +54,35 @@ class ContentSource:
         """Returns the names of the runs."""
         return ", ".join(folder.name for folder in self.folders)
 
-    def read(self) -> LiveContent:
-        """Returns the content; builds it again if a file has changed and the server has rested long enough.
+    def read(self, choice: StepChoice = None) -> LiveContent:
+        """Returns the content; builds it again if a file has changed and the server has rested long enough, or if a run
+        has started or ended.
 
-        Raises UserError if a file of a run is damaged.
+        choice: the step that a reader has chosen; None takes the one of this source. Raises UserError if a file of a
+        run is damaged.
         """
-        now = time.monotonic()
-        if self._content is not None and now < self._next_s:
-            return self._content
-        signature = [_signature(folder) for folder in self.folders]
-        if self._content is None or signature != self._signature:
-            self._content = self._build_content()
-            self._signature = signature
-            self._next_s = time.monotonic() + REST * (time.monotonic() - now)
-        return self._content
+        began_s = time.monotonic()
+        choice = self._step if choice is None else choice
+        alive = [is_held(folder) for folder in self.folders]
+        if self._fixed is None or began_s >= self._next_s or alive != self._alive:
+            self._alive = alive
+            signature = [_signature(folder) for folder in self.folders]
+            if self._fixed is None or signature != self._signature:
+                self._entries = [self._make_entry(reader) for reader in self._readers]
+                self._fixed = render_fixed_content(self._entries)
+                self._contents.clear()
+                self._signature = signature
+        if choice not in self._contents:
+            if len(self._contents) >= MAX_CHOICES:
+                self._contents.clear()
+            self._contents[choice] = self._build_content(self._fixed, choice)
+            now_s = time.monotonic()
+            self._next_s = max(self._next_s, now_s) + REST * (now_s - began_s)
+        return self._contents[choice]
 
-    def _build_content(self) -> LiveContent:
-        entries = [self._make_entry(reader) for reader in self._readers]
-        content = render_content(entries, self._step)
-        fields = {"title": content.title, "sections": content.sections, "charts": content.charts}
+    def _build_content(self, fixed: PageContent, choice: StepChoice) -> LiveContent:
+        sections = {**fixed.sections, **render_step_sections(self._entries, choice)}
+        fields = {"title": fixed.title, "sections": sections, "charts": fixed.charts}
         tag = blake2b(embeddable_json(fields).encode(), digest_size=16).hexdigest()
         return LiveContent(tag=tag, body=embeddable_json({"tag": tag, **fields}))
 

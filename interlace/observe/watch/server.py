@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.observe.report.page import LIVE_SCRIPTS, STYLES, asset, render_live_frame
+from interlace.observe.report.page import LIVE_SCRIPTS, STYLES, render_live_frame
+from interlace.observe.report.render import asset
+from interlace.observe.report.steps import parse_choice
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.watch.live_content import ContentSource
 
@@ -31,7 +33,7 @@ class WatchServer:
     """Serves the live page of some runs, from start() to close()."""
 
     def __init__(self, folders: Sequence[RunFolder], step: int | None = None) -> None:
-        """step: the step of the device chart and of the lanes; None takes the middle one."""
+        """step: the step of the device chart and of the lanes at first; None takes the middle one."""
         self._source = ContentSource(folders, step)
         self._reading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
@@ -67,12 +69,19 @@ class WatchServer:
         return web.Response(text=render_live_frame(self._source.title, "assets"), content_type="text/html")
 
     async def _send_content(self, request: "web.Request") -> "web.Response":
-        """Returns the content as JSON; status 204 if the client has it already, 503 if a file cannot be read."""
+        """Returns the content as JSON: status 204 if the client has it already, 400 for a step that is neither a number
+        nor a name, 503 if a file cannot be read.
+        """
         from aiohttp import web
 
+        chosen = request.query.get("step")
+        try:
+            choice = parse_choice(chosen) if chosen else None
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
         try:
             async with self._reading:
-                content = await asyncio.to_thread(self._source.read)
+                content = await asyncio.to_thread(self._source.read, choice)
         except (UserError, OSError) as error:
             return web.Response(text=str(error), status=503)
         if request.query.get("tag") == content.tag:

@@ -33,8 +33,23 @@ def test_words_are_completed_by_their_kind(tmp_path: Path, monkeypatch: pytest.M
     assert complete_setting("algo") == ["algorithm.", "algorithm="] and complete_setting("best") == ["best.", "best="]
     assert "critic.optimizer.lr=" in complete_setting("critic.optimizer.") and complete_setting("steps.") == []
     assert complete_setting("schedule.max_st") == ["schedule.max_staleness="]
-    assert complete_setting("schedule.placement.ro") == ["schedule.placement.rollout."]
+    assert complete_setting("schedule.placement.ro") == ["schedule.placement.rollout.", "schedule.placement.rollout="]
     assert "algorithm.name=" in complete_setting("algorithm.")
     for key in ("schedule.resolved", "schedule.open", "algorithm.settings"):
         assert complete_setting(key) == [], "a recipe refuses it"
     assert "schedule=areal" in complete_setting("schedule=are") and complete_setting("steps=1") == []
+
+
+def test_a_section_that_may_be_a_word_is_completed_in_both_forms_at_each_depth() -> None:
+    for key in ("model", "reference.model", "reference.service", "reward.model", "schedule.tail", "schedule.placement"):
+        assert complete_setting(key) == [f"{key}.", f"{key}="]
+    for key in ("optimizer", "warmup.optimizer", "actor.lora", "task.files"):
+        assert complete_setting(key) == [f"{key}."], "it has no short form"
+    assert complete_setting("reference.model.pa") == ["reference.model.path=", "reference.model.pad_token="]
+
+
+def test_the_values_of_a_key_are_completed() -> None:
+    assert complete_setting("schedule.on_update=k") == ["schedule.on_update=keep"]
+    assert complete_setting("algorithm=ma") == ["algorithm=maxrl"]
+    assert complete_setting("model.dtype=") == ["model.dtype=float32", "model.dtype=bfloat16"]
+    assert complete_setting("nothing.at.all=") == []

@@ -4,6 +4,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from interlace.agents.episodes.tools import ToolsConfig
 from interlace.algorithms import algorithm_names, create_algorithm
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -24,7 +25,7 @@ def _keys() -> set[str]:
         settings = create_algorithm(name, {}).Settings
         found |= {key.replace("settings.", "") for key in setting_keys(settings, "algorithm.")}
     found |= {key for kind in (NativeConfig, VLLMConfig) for key in setting_keys(kind, "rollout.")}
-    found |= {f"episode.{key}" for key in setting_keys(RobotConfig)}
+    found |= {f"episode.{key}" for kind in (RobotConfig, ToolsConfig) for key in setting_keys(kind)}
     parts = [key.split(".") for key in found]
     return {".".join(part[:size]) for part in parts for size in range(1, len(part) + 1)}
 

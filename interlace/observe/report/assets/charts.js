@@ -16,7 +16,7 @@ const Charts = (() => {
     const size = Math.abs(value);
     if (size >= 1e6) return `${Number((value / 1e6).toPrecision(4))}M`;
     if (size >= 1e4) return `${Number((value / 1e3).toPrecision(4))}k`;
-    return size >= 1e-3 || value === 0 ? String(Number(value.toPrecision(6))) : value.toExponential(0);
+    return size >= 1e-3 || value === 0 ? String(Number(value.toPrecision(6))) : Number(value.toPrecision(3)).toExponential();
   }
 
   // Exponential moving average without the bias of its start.

@@ -265,6 +265,15 @@ def test_a_run_of_one_step_without_rewards_or_timeline_has_a_report(tmp_path: Pa
     assert "The run has no timeline.json" in (tmp_path / "short.html").read_text()
 
 
+def test_a_run_on_given_rows_has_no_section_of_samples(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "sft")
+    for path in (*folder.samples.iterdir(), *folder.path.glob("answers.jsonl")):
+        path.unlink()
+    write_report([folder], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert 'id="samples"' not in html and 'href="#samples"' not in html
+
+
 def test_a_run_that_was_killed_while_it_wrote_a_line_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "killed")
     with folder.metrics.open("a") as file:
@@ -286,9 +295,21 @@ def test_a_run_with_damaged_advice_has_a_report(tmp_path: Path) -> None:
 
 def test_a_run_that_logged_nothing_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "empty")
-    folder.metrics.write_text("")
+    for path in (folder.metrics, folder.evaluations, *folder.samples.iterdir()):
+        path.write_text("")
     with pytest.raises(UserError, match="has logged no step yet"):
         write_report([folder], tmp_path / "report.html")
+
+
+def test_a_run_that_failed_in_its_first_step_has_a_report_with_the_cause(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "failed")
+    folder.metrics.write_text("")
+    for path in folder.samples.iterdir():
+        path.unlink()
+    failed = _sample(1, 0, 0) | {"event": "failed", "reason": "ValueError: no luck", "reward": None}
+    (folder.samples / "step_000001.jsonl").write_text(json.dumps(failed) + "\n")
+    write_report([folder], tmp_path / "report.html")
+    assert "ValueError: no luck" in (tmp_path / "report.html").read_text()
 
 
 def browse(page: Path, profile: Path, *flags: str) -> "subprocess.CompletedProcess[str]":

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from interlace.observe.report.header import run_facts, summary_cards
-from interlace.observe.report.page import format_metric
 from interlace.observe.report.panels import build_panels, panel_specs
+from interlace.observe.report.render import format_metric
 from interlace.observe.run_data import RunData
 
 
@@ -85,3 +85,10 @@ def test_the_task_of_a_robot_names_its_simulator(tmp_path: Path) -> None:
     config = "task: {starts: {}}\nepisode: {env: {family: metaworld, settings: {tasks: [reach-v3]}}}\n"
     run = RunData(name="run", folder=tmp_path, rows=[{"step": 1}], transcripts=[])
     assert {fact.name: fact.value for fact in run_facts(run, config, [])}["task"] == "starts, metaworld: reach-v3"
+
+
+def test_values_that_differ_by_rounding_alone_are_constant(tmp_path: Path) -> None:
+    """The axis of such a chart has no labels that differ, and uPlot draws none for differences of 1e-7."""
+    rows = [{"step": step, "actor/ess": 1.0 + step * 1e-7, "actor/kl": step * 1e-9} for step in (1, 2, 3)]
+    panels = build_panels([RunData(name="run", folder=tmp_path, rows=rows, transcripts=[])])
+    assert [panel.title for panel in panels.shown] == ["KL"] and panels.constants == {"actor/ess": 1.0 + 1e-7}

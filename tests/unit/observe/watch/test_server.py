@@ -92,6 +92,20 @@ def test_a_page_that_costs_much_is_rebuilt_seldom(tmp_path: Path, monkeypatch: p
     assert content_of(source) == first
 
 
+def test_the_end_of_one_of_three_runs_is_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of several runs takes seconds to build on a busy machine, and the server then rests for minutes."""
+    monkeypatch.setattr(live_content, "REST", 1e6)
+    folders = [make_run(tmp_path, name) for name in ("one", "two", "three")]
+    folders[1].config.write_text(f"steps: {NUM_STEPS + 1}\n")
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    folders[1].process.write_text(json.dumps({"pid": process.pid, "host": socket.gethostname()}))
+    source = ContentSource(folders)
+    assert 'class="state">running<' in content_of(source)["sections"]["header"]
+    process.communicate()
+    header = content_of(source)["sections"]["header"]
+    assert "running" not in header and header.count("ended unexpectedly") == 1
+
+
 def test_the_page_shows_whether_the_run_trains(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     folder.config.write_text(f"steps: {NUM_STEPS + 1}\n")
