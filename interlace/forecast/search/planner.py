@@ -41,6 +41,8 @@ START_LEAVES = 0.75
 """Share of the effort that the first candidates leave, if they are many."""
 FRONT = 5
 """Plans of the Pareto front that are simulated closely although faster plans exist."""
+FIRST = 3
+"""Alternatives of a decision that are tried first."""
 CHUNK = 8
 """Candidates between two checks of the effort and of the best step."""
 LEAST = 1.17
@@ -192,14 +194,14 @@ class _Search:
         """Varies one decision of the best candidate after the other, until none of them improves it.
 
         Each improvement counts at once, so a round costs as much as a round of `_climb_hill` and may change all
-        decisions.
+        decisions. Until a round brings no gain, only the most promising alternatives of each decision are tried.
         """
         base, place, unchanged = self._select_best(1), 0, 0
         while base and self._effort.share_left > SEARCH_LEAVES:
             decisions = _list_neighbours(base[0], self._workload)
-            if unchanged == len(decisions):
+            if unchanged == 2 * len(decisions):
                 return
-            self._try_candidates(decisions[place])
+            self._try_candidates(decisions[place], most=FIRST if unchanged < len(decisions) else None)
             place = (place + 1) % len(decisions)
             best = self._select_best(1)
             unchanged = unchanged + 1 if best == base else 0
@@ -219,17 +221,19 @@ class _Search:
             now = self._seen[found[0]].tokens_per_s if found else 0.0
             idle, best = (0, now) if now > best * 1.005 else (idle + 1, max(now, best))
 
-    def _try_candidates(self, candidates: Iterable[Candidate], *, leaves: float = SEARCH_LEAVES) -> None:
+    def _try_candidates(
+        self, candidates: Iterable[Candidate], *, leaves: float = SEARCH_LEAVES, most: int | None = None
+    ) -> None:
         """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first.
 
-        leaves: share of the effort at which this ends.
+        leaves: share of the effort at which this ends. most: largest number of candidates.
         """
         # The baseline is among the first: it needs few steps, so that even a short search has a plan to return. So is
         # the current schedule, because a change needs its prediction.
         fresh = sorted(
             self._estimate_candidates(candidates),
             key=lambda pair: (pair[1].name not in (BASELINE, CURRENT), pair[0].likely_s),
-        )
+        )[:most]
         for start in range(0, len(fresh), CHUNK):
             if self._effort.share_left <= leaves and self._select_best(1):
                 return
