@@ -119,7 +119,7 @@ class OnlinePlanner:
             return None
         self._schedule, self._since_change = found.schedule, 0
         self._rule.changed(found.step_s if isinstance(found, LiveDecision) else found.score.step_s)
-        self._reward_drift.restart()  # the seconds in which any reward is computed depend on the schedule
+        self._reward_drift.restart()  # a call has the samples of a granule, which depends on the schedule
         return found.schedule
 
     @property
@@ -221,8 +221,8 @@ class OnlinePlanner:
         return replace(self._request, settings=settings)
 
     def _observe_costs(self, result: StepResult, step_s: float) -> None:
-        """Records the seconds of rewards in the step, and of a tool's call."""
-        reward_s = result.metrics.get("timing_s/reward", 0.0)
+        """Records the seconds of a call that scores samples, and of a tool's call."""
+        reward_s = result.metrics.get("perf/reward_call_s", 0.0)
         self._reward_drift.observe(reward_s, reward_s / step_s)
         samples = [ended.sample.counts.tool_s for ended in result.ended if ended.sample.counts]
         calls = [seconds for tool_s in samples for seconds in tool_s]

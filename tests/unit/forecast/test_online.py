@@ -207,7 +207,7 @@ def test_slower_rewards_and_tools_scale_the_profile_and_make_another_table() -> 
             num_turns=1, num_branches=1, history_tokens=0, reused_tokens=0, tool_s=(10 * slow,), tool_turns=(0,)
         )
         ended = [replace(each, sample=replace(each.sample, counts=counts)) for each in first.ended]
-        metrics = {**first.metrics, "timing_s/step": 100.0, "timing_s/reward": 5 * slow}
+        metrics = {**first.metrics, "timing_s/step": 100.0, "perf/reward_call_s": 5 * slow}
         planner.on_step(replace(first, step=step, version=step, metrics=metrics, ended=ended), QuietProgress())
     profile = planner._request.simulation.profile
     assert profile.reward.median_s == pytest.approx(4 * before.reward.median_s)
