@@ -49,7 +49,7 @@ class Case:
 
 CASES = (
     Case(devices=16, prompts=64, short_s=8.0, long_s=32.0),
-    Case(devices=256, prompts=512, short_s=10.0, long_s=160.0),
+    Case(devices=256, prompts=512, short_s=10.0, long_s=40.0),
     Case(devices=4096, prompts=4096, short_s=60.0, long_s=None),
 )
 

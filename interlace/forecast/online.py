@@ -56,11 +56,13 @@ class OnlinePlanner:
         accepts: Accepts,
         *,
         search_s: float | None = None,
+        niceness: int = LOWEST,
     ) -> None:
         """request: includes the user's bounds. schedule: the initial schedule. predicted_s: predicted seconds of its
         step. accepts: is sent to the search process. search_s: limit of a search, in seconds of real time; if None,
-        SEARCH_S.
+        SEARCH_S. niceness: of the search process.
         """
+        self._niceness = niceness
         self._search_s = min(search_s or SEARCH_S, request.settings.search_s)
         self._request, self._accepts = request, accepts
         self._schedule = schedule
@@ -140,7 +142,7 @@ class OnlinePlanner:
     def _process(self) -> Pool:
         """The search process, started by the first search."""
         if self._pool is None:
-            self._pool = spawn_context().Pool(1, _begin_process, (self._accepts,))
+            self._pool = spawn_context().Pool(1, _begin_process, (self._accepts, self._niceness))
         return self._pool
 
     def _decide_now(self, steps_left: int, progress: ProgressView) -> None:
@@ -248,12 +250,12 @@ class OnlinePlanner:
 _accepts: Accepts
 
 
-def _begin_process(accepts: Accepts) -> None:
-    """Initializes the search process, at the lowest priority."""
+def _begin_process(accepts: Accepts, niceness: int) -> None:
+    """Initializes the search process."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
     become_child()
-    os.nice(LOWEST)
+    os.nice(niceness)
 
 
 def _tabulate(request: PlanRequest, current: Schedule) -> DecisionTable:
