@@ -29,8 +29,8 @@ LIMIT = 96
 PHASES = 4
 STATIC = ("verl-colocated", "one-step-off", "streamrl-async", "pipelinerl", "async-colocated", "areal")
 AUTO = "{preset: auto, max_staleness: 4}"
-CHANGE = "changing the schedule:"
-"""Prefix of the line that a run prints at each change."""
+CHANGE = "changing the schedule"
+"""Prefix of the line that a run prints at each change, in place or with a restart."""
 
 
 def longer(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> float:
@@ -93,11 +93,14 @@ def _rate(run: RunData) -> float:
 def summarize(auto: Ran, static: Sequence[Ran]) -> str:
     """Returns the comparison as a paragraph."""
     best = max(static, key=lambda each: each.rate)
+    tops = [max(each.rates[place] for each in static) for place in range(PHASES)]
+    shares = ", ".join(f"{rate / top:.2f}" for rate, top in zip(auto.rates, tops, strict=True))
     others = ", ".join(f"`{each.name}` {each.rate:,.0f}" for each in static)
     told = [
         f"Answers grow from {auto.tokens[0]:.0f} to {auto.tokens[-1]:.0f} tokens (means of the first and the last "
         f"quarter). `auto` trains {auto.rate:,.0f} tokens/s with {auto.num_changes} changes of the schedule, "
-        f"{auto.rate / best.rate:.2f} times as many as the best static schedule: {others}.",
+        f"{auto.rate / best.rate:.2f} times as many as the best static schedule: {others}. By quarter of the run, it "
+        f"trains {shares} times as many as the best static schedule of that quarter.",
         f"With start and profile `auto` took {auto.wall_s:.0f} s, `{best.name}` {best.wall_s:.0f}.",
     ]
     return textwrap.fill(" ".join(told), 118)

@@ -74,6 +74,7 @@ def plan_at_start(recipe: "Recipe", console: Console, held: ExitStack) -> "tuple
     """
     if not recipe.schedule.open:
         return recipe, None
+    from interlace.forecast.decisions import choose_start
     from interlace.forecast.online import OnlinePlanner
     from interlace.forecast.plan import PlanSettings
     from interlace.forecast.profile.profile import PARTS
@@ -91,8 +92,7 @@ def plan_at_start(recipe: "Recipe", console: Console, held: ExitStack) -> "tuple
     longest = check_recipe(plain).max_prompt_tokens
     with open_progress(console, num_steps=len(PARTS), quiet=console.quiet) as progress:
         made = plan_recipe(plain, None, settings, progress, longest_prompt=longest)
-    # A tied plan may be faster, but the difference is within the noise of the profile, and stale samples cost accuracy.
-    best = made.found.least_stale
+    best = choose_start(made)
     devices = made.request.simulation.num_devices
     ratio = made.found.ratio(best)
     say(

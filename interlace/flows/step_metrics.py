@@ -130,7 +130,9 @@ class StepMeter:
             if span.phase:
                 phases.setdefault(span.phase, []).append(span)
         busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
-        return {"timing_s/step": step_s, **busy}
+        calls_s = [span.end_s - span.start_s for span in phases["reward"]]
+        called = {"perf/reward_call_s": fsum(calls_s) / len(calls_s)} if calls_s else {}
+        return {"timing_s/step": step_s, **busy, **called}
 
     def _measure_memory(self) -> Metrics:
         """Returns the bytes of each role that are loaded at the end of the step, summed over the devices."""

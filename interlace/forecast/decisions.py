@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from interlace.forecast.plan import PlanRequest
+from interlace.forecast.plan import PlanRequest, RecipePlan
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.bounds import coarser, response_lengths
 from interlace.forecast.search.candidates import change_fields
-from interlace.forecast.search.plans import Accepts, Fidelity, Score
+from interlace.forecast.search.plans import Accepts, Fidelity, Planned, Score
 from interlace.forecast.search.replanner import is_faster
 from interlace.forecast.simulate import Simulation
 from interlace.schedule.schedule import Schedule
@@ -19,6 +19,8 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths of responses, relative to the profile, at which schedules are simulated."""
 STEPS = 10
 """Counted steps of each simulation."""
+START_GROWTH = 2.0
+"""Growth of the responses for which the first of several tied plans is chosen."""
 ROUNDS = 2
 """Rounds of one change each, the second from the best schedule of the first."""
 
@@ -91,6 +93,28 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
     profile, most = request.simulation.profile, request.recipe.sampling.max_new_tokens
     lengths = tuple(fmean(response_lengths(with_growth(profile, factor).lengths, most)) for factor in FACTORS)
     return DecisionTable(lengths=lengths, rows=rows)
+
+
+def choose_start(made: RecipePlan) -> Planned:
+    """Returns the plan with which a run begins: of the least stale tied plans, the fastest if responses double.
+
+    A tied plan may be faster, but the difference is within the noise of the profile, and stale samples cost accuracy.
+    Responses usually grow in training, and a plan that is equal now may be much slower then.
+    """
+    request, found = made.request, made.found
+    plans = [each for each in found.tied if each.staleness_bound == found.least_stale.staleness_bound]
+    if len(plans) == 1:
+        return plans[0]
+    profile = with_growth(request.simulation.profile, START_GROWTH)
+    place = Workplace(recipe=request.recipe, simulation=replace(request.simulation, profile=profile))
+    workload = request.workload
+    fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
+    rates = [0.0] * len(plans)
+    for number, plan in enumerate(plans):
+        schedule = plan.candidate.on(*workload.on_model(fidelity.scale))
+        score = place.score(schedule, fidelity) if schedule else None
+        rates[number] = score.tokens_per_s if isinstance(score, Score) else 0.0
+    return plans[rates.index(max(rates))]
 
 
 def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> tuple[float, ...]:

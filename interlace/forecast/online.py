@@ -15,7 +15,7 @@ from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
-from interlace.forecast.search.replanner import Replanner
+from interlace.forecast.search.replanner import CostDrift, Replanner
 from interlace.observe.progress import ProgressView
 from interlace.runtime.process.child import become_child
 from interlace.runtime.process.launch import spawn_context
@@ -48,15 +48,27 @@ class OnlinePlanner:
     and no training is lost. It must pay back the measured cost of the previous restart.
     """
 
-    def __init__(self, request: PlanRequest, schedule: Schedule, predicted_s: float, accepts: Accepts) -> None:
+    def __init__(
+        self,
+        request: PlanRequest,
+        schedule: Schedule,
+        predicted_s: float,
+        accepts: Accepts,
+        *,
+        search_s: float | None = None,
+        niceness: int = LOWEST,
+    ) -> None:
         """request: includes the user's bounds. schedule: the initial schedule. predicted_s: predicted seconds of its
-        step.
-        accepts: is sent to the search process.
+        step. accepts: is sent to the search process. search_s: limit of a search, in seconds of real time; if None,
+        SEARCH_S. niceness: of the search process.
         """
+        self._niceness = niceness
+        self._search_s = min(search_s or SEARCH_S, request.settings.search_s)
         self._request, self._accepts = request, accepts
         self._schedule = schedule
         self._rule = Replanner(predicted_s, noise=request.simulation.profile.step_noise)
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
+        self._reward_drift, self._tool_drift = CostDrift(), CostDrift()
         self._version = -1
         self._pool: Pool | None = None
         self._search: AsyncResult[RecipePlan] | None = None
@@ -85,9 +97,11 @@ class OnlinePlanner:
         predicted_s, step_s = self._rule.predicted_s, result.metrics["timing_s/step"]
         error = self._rule.observe(step_s)
         self._lengths.append([length for ended in result.ended for length in list_lengths(ended.sample)])
+        self._observe_costs(result, step_s)
         progress.say(f"step {result.step}: predicted {predicted_s:.3g} s, measured {step_s:.3g} ({error:+.0%})")
         if result.version != self._version:
             self._version = result.version
+            self._refit_costs(progress)
             steps_left = self._request.recipe.steps - result.step
             if steps_left > 1:
                 self._decide_now(steps_left, progress)
@@ -107,6 +121,7 @@ class OnlinePlanner:
             return None
         self._schedule, self._since_change = found.schedule, 0
         self._rule.changed(found.step_s if isinstance(found, LiveDecision) else found.score.step_s)
+        self._reward_drift.restart()  # a call has the samples of a granule, which depends on the schedule
         return found.schedule
 
     @property
@@ -127,7 +142,7 @@ class OnlinePlanner:
     def _process(self) -> Pool:
         """The search process, started by the first search."""
         if self._pool is None:
-            self._pool = spawn_context().Pool(1, _begin_process, (self._accepts,))
+            self._pool = spawn_context().Pool(1, _begin_process, (self._accepts, self._niceness))
         return self._pool
 
     def _decide_now(self, steps_left: int, progress: ProgressView) -> None:
@@ -169,9 +184,8 @@ class OnlinePlanner:
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
-            seconds = min(SEARCH_S, self._request.settings.search_s)
-            if self._rule.is_due and self._is_worth(seconds, steps_left):
-                request = self._refit_lengths(seconds)
+            if self._rule.is_due and self._is_worth(self._search_s, steps_left):
+                request = self._refit_lengths(self._search_s)
                 self._search = self._process.apply_async(_make_plan, (request, self._schedule))
             return
         if not self._search.ready():
@@ -187,36 +201,61 @@ class OnlinePlanner:
 
     def _decide_change(self, made: RecipePlan, steps_left: int, progress: ProgressView) -> None:
         best, current = made.found.best, made.found.current
-        self._request = made.request
         if current is None:  # an earlier prediction is of other lengths, and no measure of the gain
             progress.say("planning again did not predict the present schedule, which stays")
             self._rule.keep()
             return
         current_s = current.score.step_s
-        if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left):
+        restarts = not self._may_become(best.schedule)
+        if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left, restarts=restarts):
             self._next = best
             progress.say(
-                f"changing the schedule: {current_s:.3g} s a step predicted now, {best.score.step_s:.3g} with "
-                f"{list_changes(best.schedule)}; starting again from here takes about {self._rule.switch_s:.3g} s"
+                f"changing the schedule{'' if restarts else ' in place'}: {current_s:.3g} s a step predicted now, "
+                f"{best.score.step_s:.3g} with {list_changes(best.schedule)}"
+                + (f"; starting again from here takes about {self._rule.switch_s:.3g} s" if restarts else "")
             )
 
     def _refit_lengths(self, search_s: float) -> PlanRequest:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
-        simulation = self._request.simulation
-        profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])
+        lengths = [length for step in self._lengths for length in step]
+        self._set_profile(with_lengths(self._request.simulation.profile, lengths))
         settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
-        return replace(self._request, simulation=replace(simulation, profile=profile), settings=settings)
+        return replace(self._request, settings=settings)
+
+    def _observe_costs(self, result: StepResult, step_s: float) -> None:
+        """Records the seconds of a call that scores samples, and of a tool's call."""
+        reward_s = result.metrics.get("perf/reward_call_s", 0.0)
+        self._reward_drift.observe(reward_s, reward_s / step_s)
+        samples = [ended.sample.counts.tool_s for ended in result.ended if ended.sample.counts]
+        calls = [seconds for tool_s in samples for seconds in tool_s]
+        if calls:
+            self._tool_drift.observe(fmean(calls), sum(calls) / len(samples) / step_s)
+
+    def _refit_costs(self, progress: ProgressView) -> None:
+        """Scales the profile's times of rewards and tools if they have changed; a new table then replaces the old."""
+        profile = self._request.simulation.profile
+        for name, drift in (("rewards", self._reward_drift), ("tools", self._tool_drift)):
+            if (ratio := drift.ratio) == 1:
+                continue
+            progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
+            profile = with_rewards(profile, ratio) if name == "rewards" else with_tools(profile, ratio)
+            drift.restart()
+            self._table = self._tabulated = self._making = None
+        self._set_profile(profile)
+
+    def _set_profile(self, profile: Profile) -> None:
+        self._request = replace(self._request, simulation=replace(self._request.simulation, profile=profile))
 
 
 _accepts: Accepts
 
 
-def _begin_process(accepts: Accepts) -> None:
-    """Initializes the search process, at the lowest priority."""
+def _begin_process(accepts: Accepts, niceness: int) -> None:
+    """Initializes the search process."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
     become_child()
-    os.nice(LOWEST)
+    os.nice(niceness)
 
 
 def _tabulate(request: PlanRequest, current: Schedule) -> DecisionTable:
@@ -241,3 +280,18 @@ def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
     quantiles = [float(ordered[round(place / (POINTS - 1) * (len(ordered) - 1))]) for place in range(POINTS)]
     fitted = profile.lengths.model_copy(update={"quantiles": tuple(quantiles)})
     return profile.model_copy(update={"lengths": fitted})
+
+
+def with_rewards(profile: Profile, factor: float) -> Profile:
+    """Returns a profile whose rewards take longer by a factor."""
+    reward = profile.reward
+    longer = {"median_s": reward.median_s * factor, "max_s": max(reward.max_s, reward.median_s * factor)}
+    return profile.model_copy(update={"reward": reward.model_copy(update=longer)})
+
+
+def with_tools(profile: Profile, factor: float) -> Profile:
+    """Returns a profile whose tools take longer by a factor; the same profile if its episodes have no turns."""
+    if profile.turns is None:
+        return profile
+    longer = profile.turns.model_copy(update={"tool_s": tuple(each * factor for each in profile.turns.tool_s)})
+    return profile.model_copy(update={"turns": longer})

@@ -78,6 +78,7 @@ class Workplace:
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
+        is_slow = _SlowRun(fidelity.most_step_s, schedule.steps_ahead)
         with no_search_for_cycles():  # memory is freed before the collector is enabled again
             try:
                 run = run_virtually(
@@ -85,7 +86,7 @@ class Workplace:
                     here,
                     name="plan",
                     recorder=NoRecorder,
-                    on_step=lambda result: result.step < steps,
+                    on_step=lambda result: result.step < steps and not is_slow.observe(result),
                     stop_at_s=stop_at_s,
                 )
             except SimulationStoppedError:
@@ -97,6 +98,21 @@ class Workplace:
         # The model has a share of the devices and of the samples, and of a robot's episode a share of the turns.
         left_out = simulation.num_devices / here.num_devices * _count_turns(simulation) / _count_turns(here)
         return replace(score, tokens_per_s=score.tokens_per_s * left_out)
+
+
+class _SlowRun:
+    """Detector of a simulated run that takes longer than a limit allows.
+
+    The first steps may take the time of those that the pipeline holds, too.
+    """
+
+    def __init__(self, most_step_s: float, steps_ahead: float) -> None:
+        self._most_step_s, self._steps_ahead, self._seconds = most_step_s, steps_ahead, 0.0
+
+    def observe(self, result: StepResult) -> bool:
+        """Records a step. Returns whether the run takes too long."""
+        self._seconds += result.metrics["timing_s/step"]
+        return self._seconds > self._most_step_s * (result.step + self._steps_ahead)
 
 
 def _count_turns(simulation: Simulation) -> float:
@@ -117,6 +133,7 @@ def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
 
 def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recipe) -> Score:
     """Returns the means over the last `counted` steps. simulation: of the run; its tokens/s are of all its devices."""
+    counted = min(counted, len(run.results))
     results = run.results[-counted:]
     rows = [result.metrics for result in results]
     step_s = [row["timing_s/step"] for row in rows]
@@ -135,6 +152,7 @@ def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recip
         staleness_max=max(row["sched/staleness_max"] for row in rows),
         length_shift=shift,
         bins={name: ledger.fraction(name) for name in BINS},
+        num_steps=len(run.results),
     )
 
 

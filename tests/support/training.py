@@ -43,6 +43,7 @@ TIMED = (
     "perf/throughput",
     "perf/tokens_per_device_s",
     "perf/mfu",
+    "perf/reward_call_s",
     "sched/bubble",
     "rollout/",
     "goodput/",

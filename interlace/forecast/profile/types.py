@@ -142,7 +142,7 @@ class RolloutCosts(StateCosts):
         """Returns whether an instance may have this number of devices."""
         return not self.max_devices or num_devices <= self.max_devices
 
-    def step_s(self, batch: int) -> float:
+    def step_s(self, batch: float) -> float:
         """Predicts a decode step of `batch` sequences without context; extrapolates linearly beyond the last point."""
         return read_curve(self.steps, batch)
 

@@ -9,6 +9,7 @@ from statistics import NormalDist, fmean
 
 from interlace.core.state_parts import peak_bytes
 from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RolloutCosts
+from interlace.forecast.search.candidates import period_steps
 from interlace.schedule.placement import Device, Pools
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Oversample, TailBatching
@@ -156,24 +157,113 @@ def response_lengths(lengths: Lengths, max_new_tokens: int) -> tuple[float, ...]
     return tuple(min(length, float(max_new_tokens)) for length in found)
 
 
-def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> float:
-    """Returns a lower estimate of a step's seconds with perfect overlap: an expectation, not a proven bound.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEstimate:
+    """Analytic estimates of the seconds of a step."""
 
-    It adds up each device's work at the best rate of its role. A synchronous step also takes at least as long as its
-    longest response alone on an engine.
+    least_s: float
+    """Lower estimate with perfect overlap: an expectation, not a proven bound."""
+    likely_s: float
+    """Estimate with the waits for the longest responses and between stages, for a step that trains on responses of mean
+    length; it orders candidates."""
+
+
+def estimate_step(
+    schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> StepEstimate:
+    """Estimates the seconds of a step.
+
+    The lower estimate adds up each device's work at the best rate of its role. A synchronous step also takes at least
+    as long as its longest response alone on an engine.
     """
+    lengths = response_lengths(profile.lengths, workload.max_new_tokens)
+    generating, training = [0.0] * len(devices), [0.0] * len(devices)
+    _add_generation(generating, schedule, profile, workload, devices)
+    if "env" in workload.roles:
+        _add_simulators(generating, schedule, profile, workload, devices)
+    _add_training(training, schedule, profile, workload, devices)
+    slowest = max(map(sum, zip(generating, training, strict=True)))
+    if "env" in workload.roles:
+        slowest = max(slowest, _on_host_s(schedule, profile, workload, devices))
+    if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
+        longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
+        kinds = _instance_of_kinds(schedule.instances("rollout", devices))
+        slowest = max(slowest, longest * min(_alone_s(profile, each) for each in kinds.values()))
+    return StepEstimate(
+        least_s=slowest,
+        likely_s=max(slowest, _likely_s(generating, training, schedule, profile, workload, devices)),
+    )
+
+
+def _likely_s(
+    generating: Sequence[float], training: Sequence[float], schedule: Schedule, profile: Profile, workload: Workload,
+    devices: tuple[Device, ...],
+) -> float:  # fmt: skip
+    """Returns the likely seconds of a step: waits of generation for its longest responses, and of stages for others.
+
+    generating, training: seconds of each device at the best rates.
+    """
+    train_s = max(training)
+    shares = any(one and other for one, other in zip(generating, training, strict=True))
+    # Engines run empty before an update that drains them, and before a device switches roles when it is idle.
+    drains = schedule.staleness_bound == 0 or schedule.on_update == "drain" or schedule.batching == "step"
+    generate_s = max(generating)
+    if drains or (shares and schedule.switch == "when_idle"):
+        surplus = 1.0
+        if isinstance(schedule.tail, Oversample | TailBatching):
+            surplus = schedule.tail.prompts * schedule.tail.responses
+        generate_s = _wave_s(schedule, profile, workload, devices, surplus=surplus) / schedule.sync_every
+        if isinstance(schedule.tail, TailBatching):  # one round of a period contains the long responses
+            whole_s, period = _wave_s(schedule, profile, workload, devices, surplus=1.0), period_steps(schedule)
+            generate_s += (whole_s - generate_s) / period
+        elif surplus > 1:
+            lengths = response_lengths(profile.lengths, workload.max_new_tokens)
+            generate_s *= fmean(lengths) / fmean(lengths[: math.ceil(len(lengths) / surplus)])
+    if shares:
+        return generate_s + train_s
+    if schedule.staleness_bound:
+        return max(generate_s, train_s)
+    last = schedule.granule_samples(
+        "actor", prompts_per_step=workload.prompts_per_step, samples_per_prompt=workload.samples_per_prompt
+    )
+    return max(train_s, generate_s + train_s * last / workload.samples_per_step)
+
+
+def _wave_s(
+    schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...], *, surplus: float
+) -> float:
+    """Returns the seconds in which engines generate a step's responses from the first to the last one.
+
+    surplus: responses that are launched for each one that the step needs. The wave ends when enough of them have ended.
+    """
+    lengths = response_lengths(profile.lengths, workload.max_new_tokens)
+    instances = schedule.instances("rollout", devices)
+    costs, span = profile.on("rollout", _find_pools(instances[0])), len(instances[0])
+    if not isinstance(costs, RolloutCosts):
+        return 0.0
+    num_samples = surplus * workload.samples_per_step / len(instances)
+    seconds, length = 0.0, 0.0
+    for place, longer in enumerate(lengths[: math.ceil(len(lengths) / surplus)]):
+        left = num_samples * (1 - place / len(lengths))
+        batch = max(1.0, min(left, costs.max_running))
+        reading_s = costs.context_token_s * batch * longer / costs.context_speed(span)
+        decode_s = costs.step_s(batch) / costs.speed(span) + reading_s
+        seconds += (longer - length) * decode_s * max(1.0, left / batch)
+        length = longer
+    return seconds
+
+
+def _add_training(
+    busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> None:
+    """Adds the work of the roles that read a step's tokens, at the best rate of each."""
     lengths = response_lengths(profile.lengths, workload.max_new_tokens)
     num_tokens = workload.samples_per_step * (fmean(lengths) + profile.lengths.prompt_tokens)
     if workload.num_envs and profile.turns:  # each turn is trained with its own observation
         sensed = workload.samples_per_step * fmean(profile.turns.given_tokens)
         num_tokens = (num_tokens + sensed) * fmean(profile.turns.turns)
-    busy = [0.0] * len(devices)
-    _add_generation(busy, schedule, profile, workload, devices)
     for role in workload.roles:
-        if role == "rollout":
-            continue
-        if role == "env":
-            _add_simulators(busy, schedule, profile, workload, devices)
+        if role in ("rollout", "env"):
             continue
         instances, rate = schedule.instances(role, devices), 0.0
         for instance in instances:
@@ -184,14 +274,6 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
         seconds = num_tokens / rate
         for device in (device for instance in instances for device in instance):
             busy[device.index] += seconds
-    slowest = max(busy)
-    if "env" in workload.roles:
-        slowest = max(slowest, _on_host_s(schedule, profile, workload, devices))
-    if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
-        longest = _expect_longest(lengths, workload.samples_per_step) / schedule.sync_every
-        kinds = _instance_of_kinds(schedule.instances("rollout", devices))
-        slowest = max(slowest, longest * min(_alone_s(profile, each) for each in kinds.values()))
-    return slowest
 
 
 def _add_simulators(

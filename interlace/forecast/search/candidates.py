@@ -241,33 +241,37 @@ def neighbours(
     has_env: bool = False,
     has_tools: bool = False,
     pools: Pools = (),
-) -> Iterator[Candidate]:
-    """Yields the candidates that differ in one decision. has_tools: whether samples wait between turns."""
-    yield from _list_moves(candidate, tuple(spans), has_reference)
-    if has_env:
-        yield from _with_simulators(candidate)
-    yield from by_kind(candidate, pools)
-    yield from candidate.vary(_list_decisions(candidate.rest, has_reference))
-    if has_tools:
-        yield from candidate.vary([{"concurrency": "episodes"}])
-    if candidate.layout.lends:
-        yield from candidate.vary({"lend_until": share} for share in _LOANS)
+) -> list[list[Candidate]]:
+    """Returns the candidates that differ in one decision, a list for each decision.
+
+    has_tools: whether samples wait between turns. All candidates have the same decisions, in the same order.
+    """
+    layout = candidate.layout
+    return [
+        *([*found] for found in _list_moves(candidate, tuple(spans), has_reference)),
+        *([*candidate.vary(fields)] for fields in _list_decisions(candidate.rest, has_reference)),
+        [*candidate.vary([{"concurrency": "episodes"}])] if has_tools else [],
+        [*candidate.vary({"lend_until": share} for share in _LOANS)] if layout.lends else [],
+        [*_with_simulators(candidate)] if has_env else [],
+        [*by_kind(candidate, pools)],
+    ]
 
 
-def _list_moves(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Candidate]:
+def _list_moves(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Iterator[Candidate]]:
+    """Yields the candidates with other shares, other engine sizes, and another place of the reference."""
     here = candidate.layout
     places = [(WHOLE, WHOLE), *((share, 1 - share) for share in SHARES), *HYBRIDS]
-    layouts = [replace(here, rollout=rollout, training=training) for rollout, training in places]
-    layouts += [replace(here, span=span) for span in spans]
+    shares = [replace(here, rollout=rollout, training=training) for rollout, training in places]
     if here.is_split:  # smaller changes than between SHARES
-        layouts += [
+        shares += [
             replace(here, rollout=here.rollout + by, training=here.training - by)
             for by in (Fraction(1, 16), Fraction(-1, 16))
             if 0 < here.rollout + by < 1
         ]
-    if has_reference:
-        layouts += [replace(here, inference=place) for place in ("training", "rollout", "apart")]
-    yield from (replace(candidate, layout=layout) for layout in layouts if layout != here)
+    inferences: tuple[Literal["training", "rollout", "apart"], ...] = ("training", "rollout", "apart")
+    sizes = [replace(here, span=span) for span in spans]
+    for layouts in (shares, sizes, [replace(here, inference=place) for place in inferences] if has_reference else []):
+        yield (replace(candidate, layout=layout) for layout in layouts if layout != here)
 
 
 def _with_simulators(candidate: Candidate) -> Iterator[Candidate]:
@@ -303,34 +307,35 @@ def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:
                 yield replace(candidate, layout=layout)
 
 
-def _list_decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:
-    """Yields the fields of each decision except the placement."""
+def _list_decisions(rest: Schedule, has_reference: bool) -> Iterator[list[Mapping[str, object]]]:
+    """Yields the alternatives of each decision except the placement, as fields."""
     waits = {
         "max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "batching": "step", "on_straggler": "hold",
         "overtake": None,
     }  # fmt: skip
-    yield waits
-    for bound, depth, every in _AHEAD:
-        yield {
-            "max_staleness": bound, "pipeline_depth": depth, "sync_every": every, "batching": "arrival", "tail": "none",
-        }  # fmt: skip
-    for tail in _TAILS:
-        is_rounds = isinstance(tail, Mapping) and tail["kind"] != "migrate"
-        yield {**waits, "tail": tail} if is_rounds else {"tail": tail}
-    for mode in ("drain", "abort_resume", "keep", "recompute"):
-        yield {"on_update": mode} if mode != "keep" else {"on_update": mode, "kv_on_switch": "offload"}
-    yield from ({"publish": how} for how in ("blocking", "background"))
-    yield from ({"weight_update": how} for how in ("all_at_once", "rolling"))
-    yield from ({"dispatch": policy} for policy in ("round_robin", "least_tokens", "longest_first", "skew_aware"))
-    yield from ({"switch": when} for when in ("when_idle", "when_ready"))
-    yield from ({"concurrency": limit} for limit in (None, "adaptive", 32, 64, 128))
+    ahead = [
+        {"max_staleness": bound, "pipeline_depth": depth, "sync_every": every, "batching": "arrival", "tail": "none"}
+        for bound, depth, every in _AHEAD
+    ]
+    yield [waits, *ahead]
+    yield [
+        {"on_update": mode} if mode != "keep" else {"on_update": mode, "kv_on_switch": "offload"}
+        for mode in ("drain", "abort_resume", "keep", "recompute")
+    ]
+    yield [{"switch": when} for when in ("when_idle", "when_ready")]
+    yield [
+        {**waits, "tail": tail} if isinstance(tail, Mapping) and tail["kind"] != "migrate" else {"tail": tail}
+        for tail in _TAILS
+    ]
+    granularity = rest.granularity.model_dump()
     stages = ("reward", "reference", "critic", "actor") if has_reference else ("actor",)
-    for granule in ("step", "group", "12%"):
-        for stage in stages:
-            yield {"granularity": {**rest.granularity.model_dump(), stage: granule}}
-    staged = [stage for stage in rest.granularity.model_dump() if stage != "env"]
-    fine = {stage: "12%" if stage == "actor" else "sample" for stage in staged}
-    yield {"granularity": {**rest.granularity.model_dump(), **fine}}
+    fine = {stage: "12%" if stage == "actor" else "sample" for stage in granularity if stage != "env"}
+    grains = [{stage: granule} for granule in ("step", "group", "12%") for stage in stages]
+    yield [{"granularity": {**granularity, **grain}} for grain in (fine, *grains)]
+    yield [{"dispatch": policy} for policy in ("round_robin", "least_tokens", "longest_first", "skew_aware")]
+    yield [{"publish": how} for how in ("blocking", "background")]
+    yield [{"weight_update": how} for how in ("all_at_once", "rolling")]
+    yield [{"concurrency": limit} for limit in (None, "adaptive", 32, 64, 128)]
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.search.bounds import Misfit, Workload, misfit
+from interlace.forecast.search.bounds import Misfit, StepEstimate, Workload, misfit
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Accepts, PlanLimits, Score, accept_all, list_changes
 from interlace.schedule.placement import Device
@@ -36,8 +36,8 @@ class FeasibleSchedules:
         self._misfits: list[Misfit] = []
         self.reasons: list[str] = []
         """Reasons why candidates cannot run, in the order of the search."""
-        self.least_s: dict[Candidate, float] = {}
-        """Lower estimate of a step's seconds, of feasible candidates within the user's limits."""
+        self.estimates: dict[Candidate, StepEstimate] = {}
+        """Analytic estimates of feasible candidates within the user's limits."""
         self.num_pruned = 0
         """Number of candidates that are not simulated."""
 
@@ -70,6 +70,10 @@ class FeasibleSchedules:
         schedule = candidate.on(len(problem.devices), problem.workload.pools)
         return (schedule and problem.accepts(schedule)) or "does not fit this cluster"
 
+    def find_excess(self, schedule: Schedule) -> str:
+        """Returns the reason why a schedule exceeds the limits of the user; empty if it does not."""
+        return self._problem.limits.refusal(schedule) or ""
+
     def is_inside(self, candidate: Candidate, score: Score) -> bool:
         """Returns whether a simulated candidate is within the limits of the user."""
         limits = self._problem.limits
@@ -88,7 +92,7 @@ class FeasibleSchedules:
             return
         if seen:
             raise UserError(self._explain_limits(seen))
-        waiting = {each: seconds for each, seconds in self.least_s.items() if each not in refused}
+        waiting = {each: found.least_s for each, found in self.estimates.items() if each not in refused}
         if waiting:
             best = min(waiting, key=lambda each: waiting[each])
             raise UserError(

@@ -9,9 +9,10 @@ has no clock: with a SampleEffort, the same arguments give the same plan.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from interlace.core.errors import UserError
-from interlace.forecast.search.bounds import coarser, least_step_s, prefill_cost
+from interlace.forecast.search.bounds import StepEstimate, Workload, coarser, estimate_step, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
 from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem
 from interlace.forecast.search.plans import (
@@ -22,10 +23,10 @@ from interlace.forecast.search.plans import (
     Score,
     Scorer,
     SearchResult,
-    WhyNot,
     pareto,
     select_tied,
 )
+from interlace.forecast.search.why_not import explain_presets
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 
@@ -36,12 +37,23 @@ SURE, LAST = 2, 6
 """Minimum and maximum number of best plans that are simulated on the whole cluster."""
 SEARCH_LEAVES = 0.5
 """Share of the effort that is reserved for a closer prediction of the best plans."""
+START_LEAVES = 0.75
+"""Share of the effort that the first candidates leave, if they are many."""
 FRONT = 5
 """Plans of the Pareto front that are simulated closely although faster plans exist."""
+FIRST = 3
+"""Alternatives of a decision that are tried first."""
+CHUNK = 8
+"""Candidates between two checks of the effort and of the best step."""
+LEAST = 1.17
+"""Lower estimate of a step's seconds, relative to the best candidate, above which a candidate is not simulated. It may
+be a sixth more, because the estimate is an expectation."""
 BEAM = 3
 """Candidates whose neighbours are tried in one round of the search."""
-MANY, FEW_STEPS = 40, 2
-"""Coarse simulations that the effort should allow; if it does not, each counts few steps."""
+CLOSER = 6
+"""Candidates that are simulated again, at the middle fidelity if the effort allows, before the last ones are chosen."""
+SLOW = 1.5
+"""Seconds of a step, relative to the best candidate, above which a coarse simulation ends early."""
 SHORT_TURNS = 8
 """Turns of a robot's episode below the final fidelity."""
 ROUNDS_WITHOUT_GAIN = 2
@@ -71,9 +83,6 @@ class _Search:
         # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
         self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns)
-        deep = max(plain(), key=lambda each: self._coarse.num_steps(each.rest))
-        if not effort.affords(MANY * self._count_samples(deep, self._coarse)):
-            self._coarse = replace(self._coarse, steps=FEW_STEPS)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
@@ -87,11 +96,12 @@ class _Search:
 
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches at coarse fidelity, then applies successive halving."""
-        presets = {name: self._make_seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
-        seeds = [self._make_seed(each) for each in plain()]
+        presets = {name: _make_seed(Candidate.of(load_schedule(name), name), self._problem) for name in preset_names()}
+        seeds = [_make_seed(each, self._problem) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
         start = [*([current] if current else []), presets[BASELINE], *presets.values()]
-        self._try_candidates([*start, *self._vary_spans([*seeds, *mixed])])
+        self._try_candidates([*start, *_vary_spans([*seeds, *mixed], self._workload.spans)], leaves=START_LEAVES)
+        self._vary_decisions()
         self._climb_hill()
         chosen = self._select_promising()
         if not chosen:
@@ -99,10 +109,12 @@ class _Search:
         self._refuse_untrained()
         if current in self._seen:
             chosen = list(dict.fromkeys([current, *chosen]))
+        self._middle = self._choose_middle(chosen[:CLOSER])
         closer = self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle)
         middle = {each: closer.get(each, self._seen[each]) for each in chosen if each not in self._refused}
+        others = {each: score for each, score in middle.items() if each not in closer}
         inside = [
-            candidate for candidate in _rank_all(middle) if self._feasible.is_inside(candidate, middle[candidate])
+            each for each in (*_rank_all(closer), *_rank_all(others)) if self._feasible.is_inside(each, middle[each])
         ]
         front = pareto([self._make_plan(each, middle[each]) for each in inside])
         # The plans to compare come first, then the front and the next best, as far as the effort allows.
@@ -113,13 +125,13 @@ class _Search:
             *_select_unbiased(inside, middle)[:1],
         ]
         asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
-        self._fine = self._choose_fidelity(asked[: SURE + 1])
-        fine = self._score_all(self._select_affordable(asked, self._fine, 1.0), self._fine)
+        fidelity = self._choose_fidelity(asked[: SURE + 1])
+        fine = self._score_all(self._select_affordable(asked, fidelity, 1.0), fidelity) if fidelity else closer
         scores = {**middle, **fine}
         plans = {each: self._make_plan(each, found) for each, found in fine.items()}
         closest = [plans[each] for each in _rank_all(fine) if self._feasible.is_inside(each, fine[each])]
-        others = [each for each in inside if each not in fine and each not in self._refused]
-        rest = [self._make_plan(each, middle[each]) for each in others]
+        last = [each for each in inside if each not in fine and each not in self._refused]
+        rest = [self._make_plan(each, middle[each]) for each in last]
         ranked = [*closest, *rest]
         if not ranked:  # a plan within the limits at coarse fidelity may exceed them at a finer one
             self._feasible.refuse(scores, self._refused)
@@ -129,39 +141,46 @@ class _Search:
             baseline=plans.get(presets[BASELINE]) or self._find_plan(presets[BASELINE]),
             current=self._make_plan(current, scores[current]) if current in scores else None,
             front=pareto(ranked),
-            why_not=self._why_not(presets, ranked[0]),
+            why_not=explain_presets(
+                presets, ranked[0].candidate, self._simulate_presets(presets, ranked[0]), self._refused, self._feasible
+            ),
             num_scored=self._num_scored,
             num_pruned=self._feasible.num_pruned,
         )
-
-    def _make_seed(self, candidate: Candidate) -> Candidate:
-        """Returns a candidate with the fields that follow from the profile."""
-        if self._workload.turns <= 1:
-            return candidate
-        return candidate.changed({"prefill_cost": prefill_cost(self._problem.profile)}) or candidate
 
     def _find_plan(self, candidate: Candidate) -> Planned | None:
         """Returns the plan of a candidate by its coarse score; None without one."""
         return self._make_plan(candidate, self._seen[candidate]) if candidate in self._seen else None
 
-    def _choose_fidelity(self, candidates: Sequence[Candidate]) -> Fidelity:
-        """Returns the final fidelity: the whole cluster, or the largest model of it that the effort allows."""
+    def _choose_middle(self, candidates: Sequence[Candidate]) -> Fidelity:
+        """Returns the middle fidelity. If the effort does not allow it, more steps of the coarse model replace it."""
+        num_samples = sum(self._count_samples(each, self._middle) for each in candidates)
+        if self._effort.affords(int(num_samples / 0.7)):
+            return self._middle
+        return replace(self._coarse, steps=2 * self._coarse.steps)
+
+    def _choose_fidelity(self, candidates: Sequence[Candidate]) -> Fidelity | None:
+        """Returns the final fidelity: the whole cluster, or the largest model of it that the effort allows.
+
+        None if the effort allows none that is closer than the middle one.
+        """
         turns = self._middle.turns
         for each in dict.fromkeys((1, turns)):
             for scale in self._scales[2:]:
                 fidelity = replace(self._fine, scale=scale, turns=each)
                 if self._effort.affords(sum(self._count_samples(candidate, fidelity) for candidate in candidates)):
                     return fidelity
-        return replace(self._fine, scale=self._scales[1], turns=turns)
+        return None
 
     def _select_affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
         """Returns the candidates that a share of the remaining effort allows to simulate, the first ones first."""
         found, num_samples = list[Candidate](), 0
         for each in dict.fromkeys(candidates):
-            size = self._count_samples(each, fidelity)
-            if self._effort.affords(int((num_samples + size) / share)):
-                num_samples += size
-                found.append(each)
+            num_samples += self._count_samples(each, fidelity)
+            # A later one that needs less effort is not simulated instead: it would be compared with none of the best.
+            if not self._effort.affords(int(num_samples / share)):
+                break
+            found.append(each)
         return found
 
     def _select_promising(self) -> list[Candidate]:
@@ -171,6 +190,23 @@ class _Search:
         fastest, front = _select_unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
         return list(dict.fromkeys([*fastest[:8], *front, *_select_unbiased(fastest, inside)[:2]]))
 
+    def _vary_decisions(self) -> None:
+        """Varies one decision of the best candidate after the other, until none of them improves it.
+
+        Each improvement counts at once, so a round costs as much as a round of `_climb_hill` and may change all
+        decisions. Until a round brings no gain, only the most promising alternatives of each decision are tried.
+        """
+        base, place, unchanged = self._select_best(1), 0, 0
+        while base and self._effort.share_left > SEARCH_LEAVES:
+            decisions = _list_neighbours(base[0], self._workload)
+            if unchanged == 2 * len(decisions):
+                return
+            self._try_candidates(decisions[place], most=FIRST if unchanged < len(decisions) else None)
+            place = (place + 1) % len(decisions)
+            best = self._select_best(1)
+            unchanged = unchanged + 1 if best == base else 0
+            base = best
+
     def _climb_hill(self) -> None:
         """Tries the neighbours of the best until the best stops improving or half of the effort is used."""
         best, idle, expanded = 0.0, 0, set[Candidate]()
@@ -179,76 +215,60 @@ class _Search:
             if not beam:
                 return
             expanded.update(beam)
-            roles = self._workload.roles
-            around = [
-                replace(near, name=each.name or "planned")
-                for each in beam
-                for near in neighbours(
-                    each,
-                    spans=self._workload.spans,
-                    has_reference="reference" in roles,
-                    has_env="env" in roles,
-                    has_tools=self._workload.turns > 1 and "env" not in roles,
-                    pools=self._workload.pools,
-                )
-            ]
-            self._try_candidates(around)
+            decisions = [decision for each in beam for decision in _list_neighbours(each, self._workload)]
+            self._try_candidates(chain.from_iterable(decisions))
             found = self._select_best(1)
             now = self._seen[found[0]].tokens_per_s if found else 0.0
             idle, best = (0, now) if now > best * 1.005 else (idle + 1, max(now, best))
 
-    def _vary_spans(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Returns the candidates with each number of devices per engine."""
-        return [
-            replace(each, layout=replace(each.layout, span=span))
-            for each in candidates
-            for span in self._workload.spans
-        ]
+    def _try_candidates(
+        self, candidates: Iterable[Candidate], *, leaves: float = SEARCH_LEAVES, most: int | None = None
+    ) -> None:
+        """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first.
 
-    def _try_candidates(self, candidates: Iterable[Candidate]) -> None:
-        """Simulates at coarse fidelity the candidates that may beat the best so far, the most promising first."""
+        leaves: share of the effort at which this ends. most: largest number of candidates.
+        """
         # The baseline is among the first: it needs few steps, so that even a short search has a plan to return. So is
         # the current schedule, because a change needs its prediction.
         fresh = sorted(
-            self._estimate_candidates(candidates), key=lambda pair: (pair[1].name not in (BASELINE, CURRENT), pair[0])
-        )
-        for start in range(0, len(fresh), 16):
-            if self._effort.share_left <= SEARCH_LEAVES and self._select_best(1):
+            self._estimate_candidates(candidates),
+            key=lambda pair: (pair[1].name not in (BASELINE, CURRENT), pair[0].likely_s),
+        )[:most]
+        for start in range(0, len(fresh), CHUNK):
+            if self._effort.share_left <= leaves and self._select_best(1):
                 return
-            limit = self._limit_s()
-            promising = [each for least_s, each in fresh[start : start + 16] if least_s <= limit]
-            self._feasible.num_pruned += len(fresh[start : start + 16]) - len(promising)
+            best_s = self._best_step_s()
+            promising = [each for estimate, each in fresh[start : start + CHUNK] if estimate.least_s <= LEAST * best_s]
+            self._feasible.num_pruned += len(fresh[start : start + CHUNK]) - len(promising)
             if promising:
-                self._seen.update(self._score_all(promising, self._coarse))
+                self._seen.update(self._score_all(promising, replace(self._coarse, most_step_s=SLOW * best_s)))
                 self._report_best()
 
-    def _estimate_candidates(self, candidates: Iterable[Candidate]) -> Iterator[tuple[float, Candidate]]:
-        """Yields the lower estimate of a step's seconds, and the candidate, for each new one that fits.
+    def _estimate_candidates(self, candidates: Iterable[Candidate]) -> Iterator[tuple[StepEstimate, Candidate]]:
+        """Yields the estimates of a step, and the candidate, for each new one that fits.
 
         On large clusters the checks take milliseconds each, so they end when half of the effort is used.
         """
         found, problem = self._feasible, self._problem
         for each in dict.fromkeys(candidates):
-            if found.least_s and self._effort.share_left <= SEARCH_LEAVES:
+            if found.estimates and self._effort.share_left <= SEARCH_LEAVES:
                 return
             if each in self._seen or each in self._refused or problem.limits.refusal(each.rest):
                 continue
             schedule = found.find(each)
             if schedule is None:
                 continue
-            if each not in found.least_s:
-                found.least_s[each] = least_step_s(schedule, problem.profile, problem.workload, problem.devices)
-            yield found.least_s[each], each
+            if each not in found.estimates:
+                found.estimates[each] = estimate_step(schedule, problem.profile, problem.workload, problem.devices)
+            yield found.estimates[each], each
 
-    def _limit_s(self) -> float:
-        """Returns the lower bound of a step above which a candidate cannot beat the best."""
+    def _best_step_s(self) -> float:
+        """Returns the seconds of the best candidate's step if it trained on all generated samples; it may omit some."""
         best = self._select_best(1)
         if not best:
             return math.inf
         top = self._seen[best[0]]
-        # Seconds of a step that trains on all generated samples: the best may leave some out. A sixth more is allowed,
-        # because the bound is an expectation.
-        return 1.17 * top.step_s / (1 + min(0.0, top.length_shift))
+        return top.step_s / (1 + min(0.0, top.length_shift))
 
     def _report_best(self) -> None:
         """Reports the best schedule so far."""
@@ -263,7 +283,7 @@ class _Search:
         ready = {each: (schedule, fidelity) for each, schedule in scaled if schedule}
         fresh = {task: each for each, task in ready.items() if task not in self._simulated}
         found = {task: score for task, score in zip(fresh, self._score([*fresh]), strict=True) if score is not None}
-        self._effort.spend(sum(self._count_samples(fresh[task], fidelity) for task in found))
+        self._effort.spend(sum(self._count_samples(fresh[task], fidelity, found[task]) for task in found))
         self._num_scored += len(found)
         self._feasible.reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
         self._simulated.update(found)
@@ -271,9 +291,9 @@ class _Search:
         self._refused.update({each: score.reason for each, score in scores.items() if isinstance(score, Refused)})
         return {each: score for each, score in scores.items() if isinstance(score, Score)}
 
-    def _count_samples(self, candidate: Candidate, fidelity: Fidelity) -> int:
-        """Returns the number of samples to simulate."""
-        steps = fidelity.num_steps(candidate.rest)
+    def _count_samples(self, candidate: Candidate, fidelity: Fidelity, score: Score | Refused | None = None) -> int:
+        """Returns the number of samples of a simulation, or of one to come without a score."""
+        steps = (score.num_steps if isinstance(score, Score) else 0) or fidelity.num_steps(candidate.rest)
         return steps * self._workload.requests_per_step // (fidelity.scale * fidelity.turns)
 
     def _select_best(self, count: int) -> list[Candidate]:
@@ -290,6 +310,14 @@ class _Search:
             candidate=candidate,
         )
 
+    def _simulate_presets(self, presets: Mapping[str, Candidate], best: Planned) -> Mapping[Candidate, Score]:
+        """Returns all coarse scores, also of presets out of bounds, as far as the effort allows."""
+        known = self._seen.keys() | self._refused.keys()
+        outside = [each for each in (*presets.values(), best.candidate) if each not in known]
+        shorter = replace(self._coarse, steps=2)
+        self._seen.update(self._score_all(self._select_affordable(outside, shorter, 1.0), shorter))
+        return self._seen
+
     def _refuse_untrained(self) -> None:
         """Raises UserError if no simulated schedule trained a token: there is no speed to compare."""
         if self._seen and not any(score.tokens_per_s for score in self._seen.values()):
@@ -301,34 +329,31 @@ class _Search:
                 "take an algorithm that keeps groups of equal rewards, such as algorithm=grpo."
             )
 
-    def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
-        """Returns the losses of each preset against the best, at coarse fidelity; includes presets out of bounds."""
-        told = []
-        known = self._seen.keys() | self._refused.keys()
-        outside = [each for each in (*presets.values(), best.candidate) if each not in known]
-        shorter = replace(self._coarse, steps=2)
-        self._seen.update(self._score_all(self._select_affordable(outside, shorter, 1.0), shorter))
-        top = self._seen.get(best.candidate)
-        for name, candidate in presets.items():
-            if candidate == best.candidate:
-                continue
-            score = self._seen.get(candidate)
-            if not score or not top:
-                fits = self._feasible.find(candidate) is not None
-                reason = "was not simulated: the time was over" if fits else self._feasible.explain(candidate)
-                reason = self._refused.get(candidate, reason)
-                told.append(WhyNot(preset=name, ratio=None, reason=reason))
-                continue
-            if not score.tokens_per_s or not top.tokens_per_s:
-                told.append(WhyNot(preset=name, ratio=None, reason="no token was trained in the simulated steps"))
-                continue
-            ratio = score.tokens_per_s / top.tokens_per_s
-            # Device-seconds per trained token, relative to the best plan's.
-            more = {bin: share / ratio - top.bins.get(bin, 0.0) for bin, share in score.bins.items()}
-            loses = sorted(((bin, by) for bin, by in more.items() if by > 0.02), key=lambda pair: -pair[1])[:3]
-            reason = self._problem.limits.refusal(self._feasible.schedules[candidate]) or ""
-            told.append(WhyNot(preset=name, ratio=ratio, loses=loses, reason=reason))
-        return told
+
+def _make_seed(candidate: Candidate, problem: SearchProblem) -> Candidate:
+    """Returns a candidate with the fields that follow from the profile."""
+    if problem.workload.turns <= 1:
+        return candidate
+    return candidate.changed({"prefill_cost": prefill_cost(problem.profile)}) or candidate
+
+
+def _vary_spans(candidates: Iterable[Candidate], spans: Iterable[int]) -> list[Candidate]:
+    """Returns the candidates with each number of devices per engine."""
+    return [replace(each, layout=replace(each.layout, span=span)) for each in candidates for span in spans]
+
+
+def _list_neighbours(candidate: Candidate, workload: Workload) -> list[list[Candidate]]:
+    """Returns the candidates that differ in one decision, a list for each decision."""
+    roles = workload.roles
+    found = neighbours(
+        candidate,
+        spans=workload.spans,
+        has_reference="reference" in roles,
+        has_env="env" in roles,
+        has_tools=workload.turns > 1 and "env" not in roles,
+        pools=workload.pools,
+    )
+    return [[replace(near, name=candidate.name or "planned") for near in decision] for decision in found]
 
 
 def _rank_all(scores: Mapping[Candidate, Score]) -> list[Candidate]:

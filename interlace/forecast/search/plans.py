@@ -64,6 +64,8 @@ class Fidelity:
     """Minimum number of counted steps."""
     turns: int = 1
     """Divisor of the number of turns of robots' episodes, whose turns then take longer."""
+    most_step_s: float = field(default=math.inf, compare=False)
+    """Mean seconds of a step above which a simulation ends early: the schedule is not among the best."""
 
     def count_steps(self, schedule: Schedule) -> int:
         """Returns the number of counted steps: whole periods of the schedule."""
@@ -94,6 +96,8 @@ class Score:
     """Mean trained length divided by the mean generated length, minus 1."""
     bins: Mapping[str, float] = field(default_factory=dict)
     """Share of device time in each bin of the goodput ledger."""
+    num_steps: int = 0
+    """Simulated steps, including those that fill the pipeline; 0 if not counted."""
 
     @property
     def is_unbiased(self) -> bool:

@@ -65,18 +65,18 @@ class Replanner:
             return False
         return abs(math.log(self.ratio / self._fitted)) > DRIFT or self._since >= AT_MOST or self._asked > 0
 
-    def planned(self, predicted_s: float, best_s: float, *, steps_left: int) -> bool:
+    def planned(self, predicted_s: float, best_s: float, *, steps_left: int, restarts: bool = True) -> bool:
         """Records a new plan. Returns whether to change to it.
 
         predicted_s: seconds of a step of the current schedule, with the lengths fitted again. best_s: the same of the
-        plan.
+        plan. restarts: whether the change restarts the run; else it costs nothing, and one plan is enough.
         """
         saved_s = (predicted_s - best_s) * self.ratio * self.predicted_s / predicted_s
-        pays = saved_s * steps_left > PAYS_BACK * self.switch_s
+        pays = not restarts or saved_s * steps_left > PAYS_BACK * self.switch_s
         wants = is_faster(best_s, predicted_s, noise=self.noise) and pays
         self._asked = self._asked + 1 if wants else 0
         self._restart_window(predicted_s)
-        return self._asked >= 2
+        return self._asked >= (2 if restarts else 1)
 
     def keep(self) -> None:
         """Records that a plan allowed no decision. The next one is due as after any other plan."""
@@ -91,3 +91,41 @@ class Replanner:
     def _restart_window(self, predicted_s: float) -> None:
         self.predicted_s, self._since, self._fitted = predicted_s, 0, None
         self._ratios.clear()
+
+
+class CostDrift:
+    """Ratio of a measured cost in recent steps to the same cost when the profile was fitted."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._fitted: float | None = None
+
+    def observe(self, cost: float, share: float) -> None:
+        """Records the cost of a step, if it has one. The first steps are those of the profile.
+
+        share: seconds that the cost takes in the step, as a share of the step.
+        """
+        if cost > 0:
+            self._recent.append((cost, share))
+        if self._fitted is None and len(self._recent) == RECENT:
+            self._fitted = self._now
+
+    @property
+    def _now(self) -> float:
+        return median(cost for cost, _ in self._recent)
+
+    @property
+    def ratio(self) -> float:
+        """Median of recent steps, relative to the fitted cost; 1 if the change is at most DRIFT of the cost or at most
+        LEAST_GAIN of a step, and before both are known.
+        """
+        if not self._fitted:
+            return 1.0
+        ratio = self._now / self._fitted
+        changed = median(share for _, share in self._recent) * abs(1 - 1 / ratio)
+        return ratio if abs(math.log(ratio)) > DRIFT and changed > LEAST_GAIN else 1.0
+
+    def restart(self) -> None:
+        """Forgets all steps: the profile or the schedule changed."""
+        self._recent.clear()
+        self._fitted = None

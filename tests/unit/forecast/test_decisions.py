@@ -5,9 +5,10 @@ import time
 import pytest
 
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.decisions import FACTORS, DecisionTable, list_live, make_table, with_growth
-from interlace.forecast.plan import PlanRequest, PlanSettings
-from interlace.forecast.search.plans import accept_all
+from interlace.forecast.decisions import FACTORS, DecisionTable, choose_start, list_live, make_table, with_growth
+from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.search.candidates import Candidate
+from interlace.forecast.search.plans import Planned, Score, SearchResult, accept_all
 from interlace.forecast.simulate import Simulation
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
@@ -87,3 +88,26 @@ def test_growth_keeps_the_shape_of_the_lengths() -> None:
     grown = with_growth(profile, 2.0).lengths
     assert grown.median == 2 * profile.lengths.median
     assert grown.prompt_sigma == profile.lengths.prompt_sigma
+
+
+def test_a_run_begins_with_the_tied_plan_that_is_the_fastest_if_responses_double() -> None:
+    """Plans with one engine and with two were tied for short answers, and the run began with one."""
+    sizes = ["prompts_per_step=16", "samples_per_prompt=8", "sampling.max_new_tokens=4000", "minibatches=1"]
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    recipe = load_recipe("quickstart", sizes)
+    score = Score(
+        step_s=1.0, error_s=0.0, tokens_per_s=1.0, goodput=1.0, staleness_mean=0.0, staleness_max=0.0, length_shift=0.0
+    )
+    tied = []
+    for engines, bound in (("0", 0), ("all", 0), ("all", 4)):
+        ahead = {"max_staleness": bound, "batching": "arrival"} if bound else {}
+        schedule = Schedule.parse({"placement": {"rollout": engines}, **ahead})
+        candidate = Candidate.of(schedule, devices=simulation.devices)
+        tied.append(
+            Planned(name="", schedule=schedule, score=score, staleness_bound=bound, candidate=candidate)
+        )  # fmt: skip
+    found = SearchResult(
+        ranked=tied, tied=tied, baseline=None, current=None, front=[], why_not=[], num_scored=3, num_pruned=0
+    )
+    assert found.least_stale is tied[0]
+    assert choose_start(RecipePlan(request=PlanRequest(recipe=recipe, simulation=simulation), found=found)) is tied[1]

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.errors import UserError
 from interlace.flows.steps import StepResult
 from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.decisions import FACTORS, DecisionTable
-from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths
-from interlace.forecast.plan import PlanRequest, PlanSettings
-from interlace.forecast.search.plans import accept_all
+from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths, with_tools
+from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.search.candidates import Candidate
+from interlace.forecast.search.plans import Planned, Score, SearchResult, accept_all
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
 from interlace.run.recipe.check_settings import check_placement
@@ -73,14 +75,12 @@ def steps_under(schedule: Schedule, asked: PlanRequest) -> list[StepResult]:
 
 
 def test_a_run_that_drifts_is_planned_again_and_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        online, "SEARCH_S", 600.0
-    )  # the number of simulated samples ends the search, on a busy machine too
     monkeypatch.setattr(online, "REST_PER_SEARCH", 0.0)
     asked = request(40)
     poor = load_schedule("rlinf-disaggregated")
     results = steps_under(poor, asked)
-    planner = OnlinePlanner(asked, poor, results[0].metrics["timing_s/step"] / 3, accepts=accept_all)
+    # The number of simulated samples ends the search, on a busy machine too.
+    planner = OnlinePlanner(asked, poor, results[0].metrics["timing_s/step"] / 3, accepts=accept_all, search_s=600.0)
     planner.started(1.0)
     changed = None
     for result in results:
@@ -193,3 +193,42 @@ def test_a_table_that_failed_is_made_again_for_another_schedule_only() -> None:
     for result in results[4:6]:
         planner.on_step(result, QuietProgress())
     assert process.num_asked == 2 and planner._table is not None
+
+
+def test_slower_rewards_and_tools_scale_the_profile_and_make_another_table() -> None:
+    """Searches and tables refitted lengths only, so a tool that became four times as slow changed no schedule."""
+    table = DecisionTable(lengths=FACTORS, rows={load_schedule("areal"): (1.0,) * len(FACTORS)})
+    planner, process = planner_with(table, table)
+    before = planner._request.simulation.profile
+    first = steps_under(load_schedule("one-step-off"), request(2))[0]
+    for step in range(1, 12):
+        slow = 4.0 if step > 5 else 1.0
+        counts = EpisodeCounts(
+            num_turns=1, num_branches=1, history_tokens=0, reused_tokens=0, tool_s=(10 * slow,), tool_turns=(0,)
+        )
+        ended = [replace(each, sample=replace(each.sample, counts=counts)) for each in first.ended]
+        metrics = {**first.metrics, "timing_s/step": 100.0, "perf/reward_call_s": 5 * slow}
+        planner.on_step(replace(first, step=step, version=step, metrics=metrics, ended=ended), QuietProgress())
+    profile = planner._request.simulation.profile
+    assert profile.reward.median_s == pytest.approx(4 * before.reward.median_s)
+    assert process.num_asked == 2
+    assert with_tools(profile, 4.0) is profile  # its episodes have no turns
+
+
+def test_a_plan_that_needs_no_restart_is_taken_at_once() -> None:
+    planner, _ = planner_with()
+    areal = load_schedule("areal")
+    score = Score(
+        step_s=1.0, error_s=0.0, tokens_per_s=1.0, goodput=1.0, staleness_mean=0.0, staleness_max=0.0, length_shift=0.0
+    )
+    current, best = (
+        Planned(name="", schedule=schedule, score=replace(score, step_s=step_s), staleness_bound=4,
+                candidate=Candidate.of(schedule))
+        for schedule, step_s in ((areal, 1.0), (Schedule.parse({**areal.model_dump(), "max_staleness": 2}), 0.5))
+    )  # fmt: skip
+    found = SearchResult(
+        ranked=[best], tied=[best], baseline=None, current=current, front=[], why_not=[], num_scored=2, num_pruned=0
+    )
+    planner.started(1e9, lambda _: True)
+    planner._decide_change(RecipePlan(request=request(40), found=found), 2, QuietProgress())
+    assert planner.take_change() == best.schedule

@@ -102,8 +102,8 @@ def walk(random: Random, workload: Workload, length: int) -> Candidate:
     presets = [Candidate.of(load_schedule(name), name) for name in preset_names()]
     here = random.choice([*plain(), *presets])
     for _ in range(length):
-        near = list(neighbours(here, spans=workload.spans, has_reference="reference" in workload.roles))
-        here = random.choice(near)
+        near = neighbours(here, spans=workload.spans, has_reference="reference" in workload.roles)
+        here = random.choice([each for decision in near for each in decision])
     return here
 
 

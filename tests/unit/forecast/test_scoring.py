@@ -5,7 +5,7 @@ import pytest
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.plan import PlanRequest
 from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
-from interlace.forecast.search.bounds import least_step_s, memory_by_part
+from interlace.forecast.search.bounds import estimate_step, memory_by_part
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation
@@ -20,7 +20,7 @@ def test_a_reward_model_is_not_counted_as_a_second_trainer() -> None:
     for reward in ("reward=exact", "reward={name: model, model: tiny:micro}"):
         request = PlanRequest(recipe=load_recipe("quickstart", [*sizes, reward]), simulation=simulation)
         place = (schedule, simulation.profile, request.workload, simulation.devices)
-        found["reward" in request.workload.roles] = least_step_s(*place), memory_by_part(*place)
+        found["reward" in request.workload.roles] = estimate_step(*place), memory_by_part(*place)
     assert found[True] == found[False]
 
 
@@ -47,3 +47,14 @@ def test_the_planner_gets_the_score_of_a_model_of_the_cluster_as_it_is() -> None
     schedule, fidelity = load_schedule("verl-colocated"), Fidelity(steps=1, scale=2)
     with open_scorer(place, processes=1, effort=TimedEffort(600, processes=1)) as score:
         assert score([(schedule, fidelity)]) == [place.score(schedule, fidelity)]
+
+
+def test_a_simulation_of_a_slow_schedule_ends_early() -> None:
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    place = Workplace(recipe=load_recipe("quickstart", ["prompts_per_step=32", "minibatches=1"]), simulation=simulation)
+    schedule = load_schedule("verl-colocated")
+    whole = place.score(schedule, Fidelity(steps=4))
+    assert isinstance(whole, Score) and whole.num_steps == 4
+    for most_s, num_steps in ((whole.step_s / 2, 1), (2 * whole.step_s, 4)):
+        score = place.score(schedule, Fidelity(steps=4, most_step_s=most_s))
+        assert isinstance(score, Score) and score.num_steps == num_steps

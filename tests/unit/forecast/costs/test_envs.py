@@ -6,7 +6,7 @@ from interlace.core.errors import UserError
 from interlace.forecast.costs.scale import shorten_episodes
 from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Lengths, Profile, RolloutCosts, TrainCosts, Turns
 from interlace.forecast.scoring import Workplace
-from interlace.forecast.search.bounds import Workload, least_step_s
+from interlace.forecast.search.bounds import Workload, estimate_step
 from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.forecast.virtual import Simulated
@@ -83,7 +83,7 @@ def test_the_lower_bound_counts_simulators_on_the_host(devices: str, host_s: flo
         num_envs=8, turns=10.0,
     )  # fmt: skip
     schedule = Schedule.parse({"placement": {"rollout": "0", "env": devices, "actor": "1"}})
-    bound_s = least_step_s(schedule, PROFILE, workload, Simulation(profile=PROFILE, num_devices=2).devices)
+    bound_s = estimate_step(schedule, PROFILE, workload, Simulation(profile=PROFILE, num_devices=2).devices).least_s
     assert bound_s >= max(host_s, 80 * 0.125 / 8)
 
 

@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.forecast.profile.types import Lengths, Profile, RolloutCosts, TrainCosts
+from interlace.forecast.profile.types import Lengths, TrainCosts
 from interlace.forecast.search import planner
-from interlace.forecast.search.bounds import Workload, least_step_s, misfit, response_lengths
+from interlace.forecast.search.bounds import estimate_step, misfit, response_lengths
 from interlace.forecast.search.candidates import Candidate, Layout, neighbours, plain
 from interlace.forecast.search.feasible import SearchProblem
 from interlace.forecast.search.planner import coarser
@@ -25,45 +26,9 @@ from interlace.forecast.search.plans import (
     pareto,
 )
 from interlace.schedule.concurrency import WholeEpisodes
-from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
-
-PROFILE = Profile(
-    device="a test's",
-    device_memory_bytes=100,
-    rollout=RolloutCosts(steps=((1, 0.01), (64, 0.02)), kv_tokens=10_000, state_bytes=10, device_bytes=10),
-    actor=TrainCosts(token_s=1e-4, state_bytes=60),
-    lengths=Lengths(median=100),
-)
-WORKLOAD = Workload(num_devices=8, prompts_per_step=16, samples_per_prompt=4, max_new_tokens=1000, spans=(1, 2))
-
-
-def devices(count: int, memory: int = 100) -> tuple[Device, ...]:
-    return tuple(Device(index=n, pool="sim", pool_index=n, memory_bytes=memory) for n in range(count))
-
-
-def score(tokens_per_s: float, *, shift: float = 0.0) -> Score:
-    return Score(
-        step_s=1000 / tokens_per_s, error_s=0.0, tokens_per_s=tokens_per_s, goodput=0.5, staleness_mean=0.0,
-        staleness_max=0.0, length_shift=shift, bins={"train": 0.5, "idle": 0.5},
-    )  # fmt: skip
-
-
-def search(profile, workload, found, limits, scorer, *, effort):
-    problem = SearchProblem(profile=profile, workload=workload, devices=found, limits=limits)
-    return planner.search(problem, scorer, effort=effort)
-
-
-class Invented:
-    """Scores by a rule, and notes what was asked."""
-
-    def __init__(self, rule) -> None:
-        self.rule, self.asked = rule, []
-
-    def __call__(self, tasks):
-        self.asked += tasks
-        return [self.rule(schedule) for schedule, _ in tasks]
+from tests.support.plan_search import PROFILE, WORKLOAD, InventedScores, devices, score, search
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -101,10 +66,10 @@ def test_a_layout_fits_every_cluster_or_says_no(eighths, trains, span, count, in
 
 def test_neighbours_differ_and_are_valid() -> None:
     for candidate in plain():
-        found = list(neighbours(candidate, spans=(1, 2), has_reference=True))
+        found = [*chain.from_iterable(neighbours(candidate, spans=(1, 2), has_reference=True))]
         assert candidate not in found
         assert len(found) > 40
-        agents = neighbours(candidate, spans=(1, 2), has_reference=True, has_tools=True)
+        agents = chain.from_iterable(neighbours(candidate, spans=(1, 2), has_reference=True, has_tools=True))
         whole = [each for each in agents if each not in found]
         assert [each.rest.concurrency for each in whole] == [WholeEpisodes()]
 
@@ -119,7 +84,7 @@ def test_a_schedule_that_publishes_seldom_does_not_pass_for_on_policy() -> None:
 
 
 def test_the_bound_refuses_what_is_staler() -> None:
-    scorer = Invented(lambda schedule: score(100.0 + 10 * schedule.staleness_bound))
+    scorer = InventedScores(lambda schedule: score(100.0 + 10 * schedule.staleness_bound))
     on_policy = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), scorer, effort=SampleEffort(40_000))
     assert all(plan.staleness_bound == 0 for plan in on_policy.ranked)
     ahead = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(40_000))
@@ -133,7 +98,7 @@ def test_the_search_climbs_to_what_no_preset_has() -> None:
             100.0 * len(wide) + 50 * (schedule.dispatch == "longest_first") + 30 * (schedule.concurrency == 64)
         )
 
-    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(200_000))
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), InventedScores(rule), effort=SampleEffort(200_000))
     assert found.best.score.tokens_per_s == 280.0
     assert found.ratio(found.best) == pytest.approx(2.8)
 
@@ -145,7 +110,7 @@ def test_plans_within_the_noise_are_tied(step_noise: float, is_tied: bool) -> No
 
     profile = PROFILE.model_copy(update={"step_noise": step_noise})
     limits = PlanLimits(max_staleness=4)
-    found = search(profile, WORKLOAD, devices(8, 1000), limits, Invented(rule), effort=SampleEffort(200_000))
+    found = search(profile, WORKLOAD, devices(8, 1000), limits, InventedScores(rule), effort=SampleEffort(200_000))
     assert found.best.staleness_bound > 0
     assert (found.least_stale.staleness_bound == 0) == is_tied
     assert found.best in found.tied
@@ -158,9 +123,14 @@ def test_biased_plans_are_out_of_bounds_where_the_user_says_so() -> None:
         short = schedule.tail.kind in ("oversample", "tail_batching")
         return score(300.0, shift=-0.2) if short else score(100.0)
 
-    free = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(60_000))
+    free = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), InventedScores(rule), effort=SampleEffort(60_000))
     fair = search(
-        PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), Invented(rule), effort=SampleEffort(60_000)
+        PROFILE,
+        WORKLOAD,
+        devices(8),
+        PlanLimits(max_length_shift=0.05),
+        InventedScores(rule),
+        effort=SampleEffort(60_000),
     )
     assert free.best.score.length_shift == -0.2
     assert fair.best.score.length_shift == 0.0
@@ -170,7 +140,7 @@ def test_biased_plans_are_out_of_bounds_where_the_user_says_so() -> None:
 
 
 def test_no_schedule_is_simulated_twice() -> None:
-    scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
+    scorer = InventedScores(lambda schedule: score(100.0 + len(str(schedule)) % 11))
     search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100_000))
     assert len(scorer.asked) == len(set(scorer.asked))
 
@@ -181,7 +151,7 @@ def test_each_preset_is_given_its_reason() -> None:
             return Refused(reason="a test refuses it")
         return score(100.0 + 5 * (schedule.dispatch == "least_tokens"))
 
-    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(40_000))
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), InventedScores(rule), effort=SampleEffort(40_000))
     reasons = {why.preset: why for why in found.why_not}
     assert reasons["streamrl-sync"].reason == "a test refuses it"
     assert reasons["verl-colocated"].ratio == pytest.approx(100 / 105)
@@ -195,7 +165,9 @@ def test_no_memory_says_which_part_and_by_how_much() -> None:
         UserError,
         match=r"no plan fits into memory.*actor on 8 devices needs .* Its largest part is state",
     ):
-        search(large, WORKLOAD, devices(8), PlanLimits(), Invented(lambda _: score(1.0)), effort=SampleEffort(1000))
+        search(
+            large, WORKLOAD, devices(8), PlanLimits(), InventedScores(lambda _: score(1.0)), effort=SampleEffort(1000)
+        )
     found = misfit(Schedule(), large, WORKLOAD, devices(8))
     assert found is not None
     assert (found.memory.role, found.needed_bytes, found.memory.device_bytes) == ("actor", 1125, 100)
@@ -211,7 +183,7 @@ def test_a_missed_deadline_is_refused_with_the_best_plan_found() -> None:
             WORKLOAD,
             devices(8),
             PlanLimits(deadline_s=1000.0, num_steps=1000),
-            Invented(lambda _: score(100.0)),
+            InventedScores(lambda _: score(100.0)),
             effort=SampleEffort(20_000),
         )
 
@@ -219,14 +191,21 @@ def test_a_missed_deadline_is_refused_with_the_best_plan_found() -> None:
 def test_the_same_arguments_give_the_same_plan() -> None:
     rule = lambda schedule: score(100.0 + len(str(schedule)) % 7)  # noqa: E731
     first, second = (
-        search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=2), Invented(rule), effort=SampleEffort(50_000))
+        search(
+            PROFILE,
+            WORKLOAD,
+            devices(8),
+            PlanLimits(max_staleness=2),
+            InventedScores(rule),
+            effort=SampleEffort(50_000),
+        )
         for _ in "ab"
     )
     assert first == second
 
 
 def test_more_fidelity_is_spent_on_fewer() -> None:
-    scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
+    scorer = InventedScores(lambda schedule: score(100.0 + len(str(schedule)) % 11))
     large = replace(WORKLOAD, num_devices=256, prompts_per_step=256, samples_per_prompt=16)
     assert coarser(large)[:2] == (32, 8)
     search(PROFILE, large, devices(256), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(600_000))
@@ -245,10 +224,10 @@ def test_the_front_holds_what_no_other_plan_beats() -> None:
 
 
 def test_a_lower_bound_is_below_what_a_long_response_takes() -> None:
-    alone = least_step_s(Schedule(), PROFILE, WORKLOAD, devices(8))
+    alone = estimate_step(Schedule(), PROFILE, WORKLOAD, devices(8)).least_s
     assert alone > 0
     ahead = Schedule.parse({"max_staleness": 4, "batching": "arrival"})
-    assert least_step_s(ahead, PROFILE, WORKLOAD, devices(8)) <= alone
+    assert estimate_step(ahead, PROFILE, WORKLOAD, devices(8)).least_s <= alone
 
 
 def test_a_cost_per_token_that_was_measured_as_0_gives_a_lower_bound() -> None:
@@ -256,8 +235,8 @@ def test_a_cost_per_token_that_was_measured_as_0_gives_a_lower_bound() -> None:
     free = PROFILE.model_copy(update={"actor": TrainCosts(token_s=0.0, call_s=0.1, state_bytes=60), "rollout": rollout})
     assert (
         0.0
-        == least_step_s(Schedule(), free, WORKLOAD, devices(8))
-        < least_step_s(Schedule(), PROFILE, WORKLOAD, devices(8))
+        == estimate_step(Schedule(), free, WORKLOAD, devices(8)).least_s
+        < estimate_step(Schedule(), PROFILE, WORKLOAD, devices(8)).least_s
     )
 
 
@@ -296,13 +275,15 @@ def test_a_search_in_which_nothing_is_trained_is_refused() -> None:
     found = replace(score(1.0), tokens_per_s=0.0)
     with pytest.raises(UserError, match=r"no schedule trained a token .* 50% of the responses are right"):
         search(
-            PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), Invented(lambda _: found),
+            PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), InventedScores(lambda _: found),
             effort=SampleEffort(3_000),
         )  # fmt: skip
 
 
 def test_a_preset_that_trains_nothing_has_no_ratio() -> None:
-    scorer = Invented(lambda schedule: score(1.0) if schedule.max_staleness else replace(score(1.0), tokens_per_s=0.0))
+    scorer = InventedScores(
+        lambda schedule: score(1.0) if schedule.max_staleness else replace(score(1.0), tokens_per_s=0.0)
+    )
     found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
     assert found.ranked[0].score.tokens_per_s == 1.0 and found.ratio(found.ranked[0]) is None
     assert any("no token was trained" in each.reason for each in found.why_not)
@@ -323,7 +304,7 @@ def test_a_length_shift_that_no_plan_keeps_is_refused_with_the_closest_one() -> 
     rule = lambda schedule: score(100.0, shift=-0.3 if schedule.dispatch == "round_robin" else -0.2)  # noqa: E731
     with pytest.raises(UserError, match=r"plan.max_length_shift=0.05: .*shortens them by 20.0%.*Raise"):
         search(
-            PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), Invented(rule),
+            PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), InventedScores(rule),
             effort=SampleEffort(20_000),
         )  # fmt: skip
 
@@ -333,7 +314,7 @@ def test_the_most_frequent_reason_is_given_if_no_schedule_is_accepted() -> None:
         profile=PROFILE, workload=WORKLOAD, devices=devices(8), accepts=lambda schedule: "a test refuses all"
     )
     with pytest.raises(UserError, match=r"most frequent reason, of [0-9]+ schedules: a test refuses all"):
-        planner.search(problem, Invented(lambda _: score(1.0)), effort=SampleEffort(1000))
+        planner.search(problem, InventedScores(lambda _: score(1.0)), effort=SampleEffort(1000))
 
 
 def test_checks_end_with_half_of_the_effort_before_the_first_simulation() -> None:
@@ -358,24 +339,6 @@ def test_checks_end_with_half_of_the_effort_before_the_first_simulation() -> Non
     problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), accepts=accepts)
     planner.search(problem, scorer, effort=Used(1000))
     assert checked_before[0] == 3
-
-
-def test_a_short_search_predicts_the_current_schedule() -> None:
-    """A change compares the two, and an earlier prediction of the current schedule is of other lengths."""
-    current = load_schedule("pipelinerl")
-    limits = PlanLimits(max_staleness=4)
-    problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), limits=limits)
-    scorer = Invented(lambda _: score(1.0))
-    found = planner.search(problem, scorer, effort=SampleEffort(3_000), current=current)
-    assert found.current is not None and found.current.schedule.dispatch == current.dispatch
-
-
-def test_a_short_search_simulates_the_baseline_first_and_counts_few_steps() -> None:
-    scorer = Invented(lambda _: score(1.0))
-    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
-    (first, fidelity), *_ = scorer.asked
-    assert first == Candidate.of(load_schedule("verl-colocated")).on(8)
-    assert fidelity.steps == 2
 
 
 @pytest.mark.parametrize("cap_share", [0.0, 0.3, 0.6, 1.0])

@@ -1,6 +1,6 @@
 """Drift triggers a plan, and only a gain of twice its cost, seen twice, changes a run."""
 
-from interlace.forecast.search.replanner import AT_MOST, RECENT, Replanner
+from interlace.forecast.search.replanner import AT_MOST, RECENT, CostDrift, Replanner
 
 
 def told(rule: Replanner, step_s: float, times: int) -> None:
@@ -91,3 +91,19 @@ def test_after_a_change_residuals_begin_anew() -> None:
     assert rule.predicted_s == 0.5
     assert rule.ratio == 1.0
     assert not rule.is_due
+
+
+def test_a_change_without_a_restart_needs_one_plan_and_pays_no_cost() -> None:
+    rule = drifted(switch_s=1e9)
+    assert rule.planned(2.0, 1.0, steps_left=2, restarts=False)
+    assert not drifted(switch_s=1e9).planned(2.0, 1.99, steps_left=100, restarts=False)
+
+
+def test_a_cost_has_drifted_if_the_change_is_a_part_of_the_step() -> None:
+    for share, ratio in ((0.5, 4.0), (0.01, 1.0)):
+        drift = CostDrift()
+        for cost in (1.0,) * RECENT + (4.0,) * RECENT:
+            drift.observe(cost, share)
+        assert drift.ratio == ratio
+        drift.restart()
+        assert drift.ratio == 1.0
