@@ -130,7 +130,8 @@ def test_a_resumed_run_on_ray_adopts_the_servers_of_the_killed_ranks(
 @pytest.mark.slow
 def test_a_resumed_run_adopts_servers_with_the_routes_of_sglang(tmp_path: Path) -> None:
     """SGLang needs a GPU, so its stand-in serves here."""
-    engine = ["rollout={engine: 'tests.support.sglang_server:StandInKind', lease_s: 300, max_tokens: 4096}"]
+    stand_in = "'tests.support.sglang_server:StandInKind'"
+    engine = [f"rollout={{engine: {stand_in}, lease_s: 300, max_tokens: 4096}}", "minibatches=1"]
     servers = kill_run(tmp_path, [*SETTINGS, *engine])
     newest = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "runs/x/checkpoints").glob("step_*"))
     steps, lines = f"steps={newest + 2}", Lines()
