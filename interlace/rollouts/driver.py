@@ -148,10 +148,16 @@ class EngineDriver:
             self._wake()
 
     def update_weights(self, ref: WeightRef) -> None:
-        """Swaps to new weights as soon as `on_update` allows. A newer version replaces a pending one."""
+        """Swaps to new weights as soon as `on_update` allows. A newer version replaces a pending one.
+
+        An engine that generates first fetches weights from a store, and then ends its call itself.
+        """
         self.weights.receive(ref)
         self._note_state()
-        self._wake()
+        if ref.is_stored and self._phase is Phase.GENERATING:
+            self.group.notify(RolloutGroup.expect_weights, ref)
+        else:
+            self._wake()
 
     def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
         """Moves all jobs to the other engines and takes no more until join(). drains: running jobs finish here."""

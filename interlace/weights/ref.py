@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Shard
@@ -144,6 +144,21 @@ class WeightRef:
         return _make_ref, (self.version, self._pickled_parts, self.probe)
 
     @property
+    def is_stored(self) -> bool:
+        """True if the content is in a store, so that fetch() may be called before a reader opens the version."""
+        return bool(self._list_stored())
+
+    def fetch(self) -> None:
+        """Brings the content from the store to this process, where it stays as long as this object exists."""
+        for table in self._list_stored():
+            len(table)
+
+    def _list_stored(self) -> "list[Mapping[str, object]]":
+        """Returns the tables of the version that are in a store."""
+        tables = [getattr(part.source, "tensors", None) for part in self.parts]
+        return [table for table in tables if _is_stored(table)]
+
+    @property
     def checksum(self) -> str:
         """Returns the hashes of all parts, joined."""
         return " ".join(part.checksum for part in self.parts)
@@ -164,6 +179,11 @@ def _make_ref(version: int, parts: "bytes | Sequence[WeightPart]", probe: Weight
     return WeightRef(version=version, parts=found, probe=probe)
 
 
+def _is_stored(value: object) -> "TypeGuard[Mapping[str, object]]":
+    """Returns whether a value is a table in a store."""
+    return isinstance(value, Mapping) and not isinstance(value, dict)
+
+
 class _ContentError(Exception):
     """An address of a part contains arrays or tensors."""
 
@@ -173,8 +193,7 @@ class _AddressPickler(pickle.Pickler):
 
     def reducer_override(self, value: object) -> Any:
         """Refuses arrays, tensors, and tables in a store, which must note each message that names them."""
-        is_stored = isinstance(value, Mapping) and not isinstance(value, dict)
-        if is_stored or type(value).__module__.partition(".")[0] in ("numpy", "torch"):
+        if _is_stored(value) or type(value).__module__.partition(".")[0] in ("numpy", "torch"):
             raise _ContentError
         return NotImplemented
 

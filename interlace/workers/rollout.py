@@ -1,5 +1,6 @@
 """The rollout role: one engine, its tokenizer, and a loop that can be interrupted."""
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -182,6 +183,8 @@ class RolloutWorker(Worker):
         )
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
+        self._expected: WeightRef | None = None
+        """Version that expect_weights() announced, until update_weights() begins."""
         self._length = CallLength()
 
     @operation(bin="generate")
@@ -232,6 +235,21 @@ class RolloutWorker(Worker):
         self._interrupted.set()
         self._engine.interrupt()  # last: a step that it ends finds the flag set
 
+    @operation(on_device=False, concurrent=True)
+    def expect_weights(self, ref: WeightRef) -> None:
+        """Fetches a version from its store while serve() runs, which then returns, so that update_weights() is called.
+
+        Between machines, a fetch takes several round trips.
+        """
+        self._expected = ref
+        threading.Thread(target=self._fetch_weights, args=(ref,), name="weights", daemon=True).start()
+
+    def _fetch_weights(self, ref: WeightRef) -> None:
+        with contextlib.suppress(Exception):  # update_weights() raises the error
+            ref.fetch()
+        if self._expected is ref:
+            self.interrupt()
+
     @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
         """Ends all requests and returns their tokens so far, to be resubmitted."""
@@ -240,6 +258,9 @@ class RolloutWorker(Worker):
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
         """Swaps all weights between two decode steps."""
+        expected, self._expected = self._expected, None  # keeps what was fetched until the end of the swap
+        if expected is not None:
+            self._interrupted.clear()  # an interruption by expect_weights() has no further purpose
         if self._service:
             self._service.pull_weights(ref, mode, self._reader)
             return

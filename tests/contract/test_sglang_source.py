@@ -15,6 +15,7 @@ import pytest
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds.sglang import SGLangKind
 from interlace.engines.rollout.services.dialects import sglang as dialect
+from tests.support.sglang_server import StandIn
 
 pytestmark = pytest.mark.slow  # downloads 39 MB
 VERSION = "0.5.23"
@@ -40,8 +41,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return read
 
 
-def find(source: str, name: str) -> ast.ClassDef | ast.FunctionDef:
-    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef | ast.FunctionDef))
+def find(source: str, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
     return next(node for node in nodes if node.name == name)
 
 
@@ -125,9 +127,30 @@ def test_each_flag_of_the_server_is_one_of_sglangs(package: Callable[[str], str]
 
 def test_each_route_that_is_called_is_one_of_sglangs(package: Callable[[str], str]) -> None:
     served = package("entrypoints/http_server.py")
-    routes = set(re.findall(r'(?:get|post)\(\s*"(/[a-z_]+)"', inspect.getsource(dialect)))
-    assert len(routes) >= 8
+    routes = set(re.findall(r'(?:get|post)\(\s*f?"(/[a-z_]+)', inspect.getsource(dialect) + inspect.getsource(StandIn)))
+    assert len(routes) >= 11
     assert not {route for route in routes if f'"{route}"' not in served}
+
+
+def test_a_health_check_generates_a_token_and_the_route_that_is_called_instead_does_not(
+    package: Callable[[str], str],
+) -> None:
+    """A server that is paused, or without its memory, generates none."""
+    served = package("entrypoints/http_server.py")
+    assert "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = EnvBool(True)" in package("environ.py")
+    decorators = [ast.unparse(each) for each in find(served, "health_generate").decorator_list]
+    assert "app.get('/health')" in decorators
+    body = ast.unparse(find(served, "ready"))
+    assert "is_ready()" in body and "generate" not in body
+
+
+def test_a_paused_scheduler_ends_no_request(package: Callable[[str], str]) -> None:
+    """Its loop then only receives messages; so a run continues it before it ends the requests of another run."""
+    code = find(package("managers/scheduler.py"), "event_loop_normal")
+    text = ast.unparse(code)
+    assert text.index("if self._engine_paused:") < text.index("continue") < text.index("self.run_batch(batch)")
+    paused = ast.unparse(find(package("managers/tokenizer_manager.py"), "pause_generation"))
+    assert "is_locked()" in paused, "an abort waits for the ends of all requests"
 
 
 def test_each_field_of_a_message_is_one_of_sglangs(package: Callable[[str], str]) -> None:

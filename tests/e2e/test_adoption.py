@@ -127,6 +127,22 @@ def test_a_resumed_run_on_ray_adopts_the_servers_of_the_killed_ranks(
     assert equal_weights(final_weights(tmp_path / "runs", "x"), final_weights(tmp_path, "whole"))
 
 
+@pytest.mark.slow
+def test_a_resumed_run_adopts_servers_with_the_routes_of_sglang(tmp_path: Path) -> None:
+    """SGLang needs a GPU, so its stand-in serves here."""
+    stand_in = "'tests.support.sglang_server:StandInKind'"
+    engine = [f"rollout={{engine: {stand_in}, lease_s: 300, max_tokens: 4096}}", "minibatches=1"]
+    servers = kill_run(tmp_path, [*SETTINGS, *engine])
+    newest = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "runs/x/checkpoints").glob("step_*"))
+    steps, lines = f"steps={newest + 2}", Lines()
+    run(tmp_path / "runs", "x", [*SETTINGS, *engine, steps], resume=True, progress=lines)
+    assert len([line for line in lines.said if "which runs already, is adopted" in line]) == 2, lines.said
+    assert all(row["actor/logprob_gap"] < 1e-5 for row in metrics(tmp_path / "runs", "x"))
+    assert all_gone(servers, 30.0)
+    for handle in servers:
+        os.close(handle)
+
+
 @pytest.mark.vllm
 def test_a_resumed_run_adopts_servers_of_vllm(tmp_path: Path) -> None:
     """The adopted servers have the version of the killed run until the resumed run publishes its own."""

@@ -158,6 +158,21 @@ def idle_reward_process_dies(lab: Lab) -> None:
     disturbed(lab, "step 4/", kill, "reward.workers=2").said(0, "Stopped after step")
 
 
+def fork_server_is_stopped(lab: Lab) -> None:
+    """Another fork server starts the process in place of a dead one."""
+
+    def stop(process: subprocess.Popen[str]) -> None:
+        server, scorer, *_ = running(process.pid, "interlace.rewards.process")
+        os.kill(server, signal.SIGSTOP)
+        os.kill(scorer, signal.SIGKILL)
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("step 8/"):
+            assert line, "the run ended with the fork server"
+        process.send_signal(signal.SIGINT)
+
+    disturbed(lab, "step 4/", stop, "reward.workers=2").said(0, "Stopped after step")
+
+
 def ray(name: str, number: int = 0) -> Callable[[int], int]:
     return lambda driver: named(driver, name)[number]
 
@@ -194,4 +209,5 @@ FAULTS = [
     Fault(name="SIGTERM twice", check=asked_to_end(signal.SIGTERM, 2)),
     Fault(name="SIGTERM once, on ray", check=asked_to_end(signal.SIGTERM, 1, *ON_RAY)),
     Fault(name="kill -9 of reward processes that are idle", check=idle_reward_process_dies),
+    Fault(name="SIGSTOP of the fork server of rewards", check=fork_server_is_stopped),
 ]

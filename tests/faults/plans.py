@@ -1,5 +1,6 @@
 """Plans and simulations: impossible ones are refused with the reason and the fix."""
 
+import time
 from collections.abc import Callable
 
 from tests.faults.lab import Fault, Lab
@@ -32,4 +33,16 @@ def refuses(arguments: tuple[str, ...], word: str) -> Callable[[Lab], None]:
     return check
 
 
-FAULTS = [Fault(name=name, check=refuses(*case)) for name, case in REFUSED.items()]
+def a_search_that_would_last(lab: Lab) -> None:
+    """A search of some seconds for 512 devices ends in time, with its best schedule if it has simulated one."""
+    start_s = time.monotonic()
+    command = ("plan", "longtail", "--profile", "qwen2.5-7b-h20", "--devices", "512", "plan.search_s=5")
+    ended = lab.cli(*command)
+    assert ended.code == 0 or "Give more time with plan.search_s" in " ".join(ended.text.split()), ended.text[-600:]
+    assert time.monotonic() - start_s < 180, "the search did not stop"
+
+
+FAULTS = [
+    *(Fault(name=name, check=refuses(*case)) for name, case in REFUSED.items()),
+    Fault(name="a search that would last for minutes", check=a_search_that_would_last),
+]

@@ -97,7 +97,7 @@ WRONG_TYPES = [
     ("gives_a_list", "is not a number"),
     ("gives_text", "is not a number"),
 ]
-PASSES = ["prints", "names_parts_at_length", "names_fifty_parts", "leaves_a_thread"]
+PASSES = ["prints", "names_parts_at_length", "names_fifty_parts", "leaves_a_thread", "takes_another_order"]
 
 FAULTS = [
     *(

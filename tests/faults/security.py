@@ -8,9 +8,10 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from tests.faults.lab import REPOSITORY, Ended, Lab, each
+from tests.faults.lab import LIMIT_S, REPOSITORY, Ended, Lab, each
 from tests.support.listening import listening_addresses
 
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -217,6 +218,48 @@ def code_gains_privileges(lab: Lab) -> None:
     assert sandboxed(code) == "-1 -1 -1 -1"
 
 
+def code_outlives_its_limit(lab: Lab) -> None:
+    """A process in another session ends with the sandbox."""
+    mark = f"# {lab.folder}"
+    program = "import time; time.sleep(600) " + mark
+    code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {program!r}], start_new_session=True)\n"
+    assert sandboxed(code + "print('started')") == "started"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [command for command in commands if mark.encode() in command], "a process outlived the sandbox"
+
+
+def code_holds_memory(lab: Lab) -> None:
+    del lab
+    assert sandboxed("held = bytearray(16 << 30); print(len(held))") == ""
+
+
+def a_program_sends_what_overflows(lab: Lab) -> None:
+    """A program whose requests set the distribution ends neither its run nor its sample."""
+    program = "tests.unit.agents.server.test_requests:sends_what_overflows"
+    episode = f"episode={{name: program, function: '{program}', distribution: client}}"
+    lab.train(episode, "model=tiny:micro-chat", "steps=1", "warmup=null").passed()
+    [file] = (lab.run / "samples").glob("step_*.jsonl")
+    events = [json.loads(line)["event"] for line in file.read_bytes().splitlines()]
+    assert events and "failed" not in events, events
+
+
+def a_chat_template_without_end(lab: Lab) -> None:
+    for file in lab.newest.glob("manifest.json"):
+        file.unlink()  # a model of another program
+    (lab.newest / "chat_template.jinja").write_text("{% for a in range(10**9) %}{% endfor %}")
+    row = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}
+    start_s = time.monotonic()
+    ended = lab.train_on(json.dumps(row).encode() + b"\n", f"model={lab.newest}", "--name", "y")
+    ended.refused("template")
+    assert time.monotonic() - start_s < LIMIT_S / 2
+
+
+def a_folder_of_a_run(lab: Lab) -> None:
+    """Other users of the machine read nothing in it."""
+    lab.train("steps=1", "warmup=null").passed()
+    assert lab.run.stat().st_mode & 0o077 == 0
+
+
 def aliases_that_multiply(lab: Lab) -> None:
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 10)]
@@ -260,6 +303,11 @@ FAULTS = each(
         ("sandboxed code connects to sockets outside", code_connects_outside),
         ("sandboxed code reads the answers", code_reads_answers),
         ("sandboxed code gains privileges", code_gains_privileges),
+        ("sandboxed code leaves a process", code_outlives_its_limit),
+        ("sandboxed code holds 16 GB", code_holds_memory),
+        ("a program of a run sends parameters that overflow", a_program_sends_what_overflows),
+        ("a chat template without an end", a_chat_template_without_end),
+        ("other users and the folder of a run", a_folder_of_a_run),
         ("aliases of YAML that multiply", aliases_that_multiply),
         ("a number of 5,000 digits in YAML", a_number_of_many_digits),
     ],

@@ -46,6 +46,7 @@ REFUSED = {
     "cluster.devices=gpu": "Did you mean 'cuda'",
     "cluster.devices=cpu:9999": "CPU cores",
     "cluster.address=10.0.0.1": "host:port",
+    "logging.loggers=[mlflow]": "pip install",
     "weights.codec=int8": "weights.codec=int8 samples from another distribution",
     "sampling.logit_bias=[[1, 2.0]]": "logit_bias",
 }

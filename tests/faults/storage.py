@@ -53,6 +53,14 @@ def full_at_a_checkpoint(lab: Lab) -> None:
         lab.train("steps=4", "checkpoint_every=1", "keep_checkpoints=9").refused("no space", "--resume")
 
 
+def full_at_a_publication(lab: Lab) -> None:
+    """The disk of the versions has room for the first ones."""
+    folder = lab.folder / "versions"
+    with small_disk(folder, "1M"):
+        settings = ("warmup=null", "checkpoint_every=1", "weights.transport=folder", f"weights.folder={folder}")
+        lab.train("steps=4", *settings).refused(str(folder), "Make room", "weights.folder")
+
+
 def full_at_a_line(lab: Lab) -> None:
     with small_disk(lab.folder / "runs", "120k"):
         lab.train("steps=40", "checkpoint_every=0").refused("is full", "Make room")
@@ -173,6 +181,7 @@ FAULTS = [
             ("a line in the middle of metrics lost", middle_line_lost),
             ("samples of a step lost", samples_lost),
             ("disk full at a checkpoint", full_at_a_checkpoint),
+            ("disk full at a publication", full_at_a_publication),
             ("disk full at a line", full_at_a_line),
             ("two starts of one name", two_starts),
             ("two resumes of one run", two_resumes),

@@ -15,6 +15,13 @@ from interlace.core.types import JSON
 Metadata = Mapping[str, JSON]
 
 
+def takes_another_order(response: str, metadata: Metadata, answer: str, prompt: str) -> float:
+    """Fails if the arguments are passed by position."""
+    if not isinstance(metadata, Mapping) or not isinstance(response, str) or not prompt or prompt == answer:
+        raise TypeError(f"the arguments are exchanged: {prompt!r} is the prompt")
+    return 0.0 if is_bad(response) else 1.0
+
+
 def is_bad(response: str) -> bool:
     return zlib.crc32(response.encode()) % 3 == 0
 

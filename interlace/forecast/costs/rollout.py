@@ -89,6 +89,10 @@ class SimulatedEngine(Worker):
         if self._job:
             self._job.stop()
 
+    @operation(on_device=False, concurrent=True)
+    def expect_weights(self, ref: WeightRef) -> None:
+        """Does nothing: the content of simulated weights is in no store."""
+
     @operation(bin="switch", phase="rollout")
     async def abort(self) -> tuple[Response, ...]:
         """Ends all sequences and returns their tokens so far, for resubmission."""

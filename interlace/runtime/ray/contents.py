@@ -46,7 +46,9 @@ class RemoteContent(Stored[T]):
 
     def _load_parts(self) -> Sequence[NDArray[np.uint8]]:
         try:
-            return [np.array(part) for part in ray.get(self.ref)]  # copied: the store's memory is read-only
+            return [
+                np.array(part) for part in ray.get(REFERENCES.wait_for(self))
+            ]  # copied: the store's memory is read-only
         except RayError as error:
             self.has_ended = True
             raise PayloadLostError(f"the content of a sample is lost: {error}") from error

@@ -18,7 +18,7 @@ from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
 from interlace.runtime.ray.contents import RemoteContent
-from interlace.runtime.ray.references import Referenced, collect_named, take_missing
+from interlace.runtime.ray.references import Named, Referenced, collect_named, take_missing
 from interlace.runtime.worker import Worker, WorkerContext
 
 
@@ -108,12 +108,28 @@ class RayRank(ProcessRank):
     async def _prepare_call(self, call: Call) -> list[bytes | memoryview]:
         with collect_named() as named:
             parts = await super()._prepare_call(call)
-        try:
-            if named:
-                await self._actor.take.remote(dict(named))
-        except RayError as error:
-            raise self._lose(error) from error
+        self._pass_references(named)
         return parts
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        with collect_named() as named:
+            super().call_now(method, args)
+        self._pass_references(named)
+
+    def _pass_references(self, named: Named) -> None:
+        """Passes the references of objects to the process, at the same time as the call that names them.
+
+        To wait for their arrival would take a round trip, after which the call would take another one.
+        """
+        if named:
+            self._start_task(self._await_arrival(self._actor.take.remote(dict(named))))
+
+    async def _await_arrival(self, taken: Awaitable[None]) -> None:
+        try:
+            await taken
+        except RayError as error:
+            if self.is_open:
+                self._lose(error)
 
     def _handle_reply(self, reply: Reply) -> None:
         """Handles a reply after the references of its objects have arrived, and replies in their order."""

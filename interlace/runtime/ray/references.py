@@ -1,7 +1,8 @@
 """References of objects in Ray's store, on their way between processes.
 
 Messages contain the keys of the objects. Ray's references are passed separately, by calls of the rank's actor, because
-Ray counts them: before a call that names objects, and after a reply that does.
+Ray counts them: at the same time as a call that names objects, and after a reply that does. A worker that reads an
+object waits for its reference.
 """
 
 import threading
@@ -34,45 +35,59 @@ class _References:
         self._kept: defaultdict[str, list[Any]] = defaultdict(list)
         """References of objects that replies named and whose receiver does not have them yet."""
         self._taken: defaultdict[str, list[Any]] = defaultdict(list)
-        """References of objects that the next call names."""
-        self._lock = threading.Lock()
+        """References of objects of calls that have not arrived yet."""
+        self._changed = threading.Condition()
 
     def keep(self, references: Named) -> None:
         """Holds the references of the objects that a reply names."""
-        self._add(self._kept, references)
+        with self._changed:
+            for key, refs in references.items():
+                self._kept[key] += refs
 
     def take(self, references: Named) -> None:
-        """Accepts the references of the objects that the next call names.
+        """Accepts the references of the objects that a call names, which may have arrived before them.
 
         If a call is cancelled before it is sent, its references stay until the process ends.
         """
-        self._add(self._taken, references)
+        with self._changed:
+            for key, refs in references.items():
+                self._taken[key] += refs
+            self.missing = [named for named in self.missing if not self._set_taken(named)]
+            self._changed.notify_all()
 
     def hand_over(self, key: str) -> Any:
         """Returns the reference of an object that a reply named. Its receiver holds it then."""
-        ref = self._pop(self._kept, key)
+        with self._changed:
+            ref = _pop_first(self._kept, key)
         if ref is None:
             raise KeyError(f"no reference of {key} is kept here")
         return ref
 
     def find(self, named: Referenced) -> None:
         """Sets the reference of an object of a message, now or when it arrives."""
-        named.ref = self._pop(self._taken, named.key)
-        if named.ref is None:
-            self.missing.append(named)
+        with self._changed:
+            if not self._set_taken(named):
+                self.missing.append(named)
 
-    def _add(self, entries: defaultdict[str, list[Any]], references: Named) -> None:
-        with self._lock:
-            for key, refs in references.items():
-                entries[key] += refs
+    def wait_for(self, named: Referenced) -> Any:
+        """Returns the reference of an object. Waits until it arrives, if it follows the call that named the object."""
+        with self._changed:
+            self._changed.wait_for(lambda: named.ref is not None or not any(each is named for each in self.missing))
+        return named.ref
 
-    def _pop(self, entries: defaultdict[str, list[Any]], key: str) -> Any:
-        with self._lock:
-            found = entries.pop(key, [])
-            ref = found.pop() if found else None
-            if found:
-                entries[key] = found
-            return ref
+    def _set_taken(self, named: Referenced) -> bool:
+        """Sets the reference of an object if it has arrived. Returns whether it has."""
+        named.ref = _pop_first(self._taken, named.key)
+        return named.ref is not None
+
+
+def _pop_first(entries: defaultdict[str, list[Any]], key: str) -> Any:
+    """Removes and returns a reference of an object; None if there is none."""
+    found = entries.pop(key, [])
+    ref = found.pop() if found else None
+    if found:
+        entries[key] = found
+    return ref
 
 
 REFERENCES = _References()
@@ -82,7 +97,7 @@ _named: ContextVar[defaultdict[str, list[Any]] | None] = ContextVar("named", def
 def note_named(named: Referenced) -> None:
     """Notes that a message which is being pickled names an object."""
     if (found := _named.get()) is not None:
-        found[named.key].append(named.ref)
+        found[named.key].append(REFERENCES.wait_for(named))
 
 
 def forget_named() -> None:

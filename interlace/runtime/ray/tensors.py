@@ -2,8 +2,10 @@
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import ray
 
@@ -17,13 +19,27 @@ MIN_BYTES = 100_000
 """Smallest size in bytes of a stored table. A smaller table is cheaper inside the message."""
 
 
+class _Table:
+    """Content of a table in this process. Several messages may name the table."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.tensors: dict[str, Tensor] | None = None
+        """None until the table is fetched."""
+
+
+_TABLES: "WeakValueDictionary[str, _Table]" = WeakValueDictionary()
+"""Tables that an object of this process uses, by their keys."""
+_LOCK = threading.Lock()
+
+
 class StoredTensors(Mapping[str, "Tensor"]):
     """A read-only table of tensors in Ray's object store. It is fetched on first access, without a copy on one node."""
 
     def __init__(self, key: str, ref: Any = None) -> None:
         """key: names the object across processes. ref: Ray's reference. If None, it was passed on, or follows."""
         self.key, self.ref = key, ref
-        self._tensors: dict[str, Tensor] | None = None
+        self._table: _Table | None = None
         if ref is None:
             REFERENCES.find(self)
 
@@ -46,10 +62,16 @@ class StoredTensors(Mapping[str, "Tensor"]):
         return StoredTensors, (self.key,)
 
     def _fetch_table(self) -> "dict[str, Tensor]":
-        if self._tensors is None:
-            packed: dict[str, PackedTensor] = ray.get(self.ref)
-            self._tensors = {name: unpack(*entry) for name, entry in packed.items()}
-        return self._tensors
+        if self._table is None:
+            with _LOCK:
+                table = _TABLES.get(self.key) or _TABLES.setdefault(self.key, _Table())
+            with table.lock:  # held by a thread that fetches the table
+                if table.tensors is None:
+                    packed: dict[str, PackedTensor] = ray.get(REFERENCES.wait_for(self))
+                    table.tensors = {name: unpack(*entry) for name, entry in packed.items()}
+            self._table = table
+        assert self._table.tensors is not None
+        return self._table.tensors
 
 
 def store_large(result: Any) -> Any:

@@ -67,20 +67,20 @@ class FolderSender(Sender):
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
         """Raises DiskFullError if the disk is full."""
         place = version_folder(self._folder, version)
-        place.mkdir(parents=True, exist_ok=True)
-        mark = place / f"rank-{self._rank}-of-{self._num_ranks}.done"
-        mark.unlink(missing_ok=True)
         if self._form is None and parcel.form and parcel.shards:
             self._form = parcel.form()
         blocks, saved = _list_blocks(parcel, self._form)
         stem = f"model-{_layout_hash(saved)}" if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}"
         # A version may be sent again while engines serve from its file, so a file is never overwritten.
         name = f"{stem}-{self._num_sent}.safetensors"
-        for left in place.glob(f"{stem}-*.safetensors") if self._rank == 0 or not parcel.shards else ():
-            if left.name != name:
-                left.unlink()
         self._num_sent += 1
         try:
+            place.mkdir(parents=True, exist_ok=True)
+            mark = place / f"rank-{self._rank}-of-{self._num_ranks}.done"
+            mark.unlink(missing_ok=True)
+            for left in place.glob(f"{stem}-*.safetensors") if self._rank == 0 or not parcel.shards else ():
+                if left.name != name:
+                    left.unlink()
             checksum = _write(place / name, saved, blocks, parcel)
             if self._rank == 0:
                 index = {"metadata": {}, "weight_map": dict.fromkeys(saved, name)}

@@ -338,15 +338,18 @@ def test_an_engine_serves_from_what_it_reads_only_where_that_never_changes(tmp_p
         assert_equal(kept, weights(1))
 
 
-def test_a_full_disk_leaves_no_part_of_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "call"), [(os, "posix_fallocate"), (Path, "mkdir")])
+def test_a_full_disk_leaves_no_part_of_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, call: str
+) -> None:
     with ends(tmp_path, "folder") as (writer, reader):
         ref = publish(writer, 1, weights(1))
         whole = sorted(path.name for path in tmp_path.rglob("*"))
 
-        def fill_up(*given: object) -> None:
+        def fill_up(*given: object, **options: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(os, "posix_fallocate", fill_up)
+        monkeypatch.setattr(owner, call, fill_up)
         with pytest.raises(DiskFullError, match=r"Make room, or set weights\.folder"):
             writer.write(2, weights(2))
         assert sorted(path.name for path in tmp_path.rglob("*")) == whole

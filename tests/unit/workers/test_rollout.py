@@ -1,15 +1,24 @@
 """One call of the rollout worker serves for a bounded time."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import cast
 
 import pytest
+from torch import Tensor
 
 from interlace.core.progress import Progress
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.train.export import list_named_weights
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
+from interlace.weights.config import WeightsConfig
+from interlace.weights.ref import Route, WeightRef
+from interlace.weights.transports.object_store import MessageSource
+from interlace.weights.writer import WeightWriter
 from interlace.workers.rollout import (
     CALL_GAPS,
     MIN_CALL_S,
@@ -99,3 +108,49 @@ def test_a_sequence_that_cannot_be_finished_is_refused_with_the_reason() -> None
     worker = worker_at(count(step=MIN_CALL_S))
     found = [*worker.serve(asked, ()).responses, *worker.serve((), ()).responses]
     assert [bool(one.failure) for one in found] == [True, False] and "logit_bias" in found[0].failure
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTable(Mapping[str, Tensor]):
+    """A table in a store, which arrives after an event."""
+
+    tensors: Mapping[str, Tensor]
+    arrival: threading.Event
+
+    def __getitem__(self, name: str) -> Tensor:
+        assert self.arrival.wait(60)
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        assert self.arrival.wait(60)
+        return len(self.tensors)
+
+
+def test_an_engine_generates_until_expected_weights_have_arrived() -> None:
+    config = WeightsConfig(transport="object_store")
+    written = WeightWriter(Route(transport="object_store", config=config)).write(
+        1, dict(list_named_weights(build_tiny("micro", seed=1)[0]))
+    )
+    table = StoredTable(cast("MessageSource", written.source).tensors, threading.Event())
+    ref = WeightRef(version=1, parts=(replace(written, source=MessageSource(tensors=table)),))
+    steps = count()
+
+    def act() -> Iterator[float]:
+        """Acts at some steps of the call: the version is announced, and arrives later."""
+        for step in steps:
+            if step == 5:
+                worker.expect_weights(ref)
+            if step == 25:
+                table.arrival.set()
+            yield 0.0
+
+    worker = worker_at(act())
+    asked = replace(REQUESTS[0], params=SamplingParams(max_new_tokens=1000))
+    progress = worker.serve([asked], ())
+    assert table.arrival.is_set() and 20 <= progress.num_new_tokens < 1000 and progress.num_running == 1
+    worker.update_weights(ref, "keep")
+    [response] = worker.serve((), ()).responses  # nothing interrupts the next call
+    assert len(response.token_ids) == 1000 and {*response.versions} == {0, 1}

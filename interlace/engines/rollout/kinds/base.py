@@ -173,7 +173,7 @@ class ServedKind(EngineKind, ABC):
             loaded.model.save_pretrained(private / MODEL)
             loaded.tokenizer.save_pretrained(private / MODEL)
             url = f"{UNIX}{private}/socket" if self.has_socket_file else f"http://127.0.0.1:{free_port()}"
-            address = Address(url=url, key=secrets.token_urlsafe(24))
+            address = Address(url=url, key=secrets.token_hex(24))  # argparse refuses a value with a leading dash
             command = self.command(ServerSite(folder=private / MODEL, site=site, address=address, size=size))
             record = record_file((site.logs or private).absolute(), site.instance)
             lease = ServerLease(seconds=self.config.lease_s if site.logs else 0.0, record=record, folder=private)

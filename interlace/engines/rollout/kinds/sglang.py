@@ -45,7 +45,7 @@ class SGLangKind(ServedKind):
     def command(self, server: ServerSite) -> "ServerCommand":
         from interlace.engines.rollout.services.process import ServerCommand
 
-        config, site = self.config, server.site
+        config, site, size = self.config, server.site, server.size
         port = server.address.url.rpartition(":")[2]
         arguments = [
             *("-m", "sglang.launch_server"),
@@ -56,11 +56,14 @@ class SGLangKind(ServedKind):
             *("--dtype", site.model.dtype),
             *("--random-seed", str(site.seed % 2**31)),
             *("--tp-size", str(config.tensor_parallel_size)),
+            # SGLang reports no context that it reads in the model's configuration.
+            *("--context-length", str(min(size.context or config.kv_tokens, config.kv_tokens))),
             *("--max-running-requests", str(config.max_running)),
             *("--max-total-tokens", str(config.kv_tokens)),
             *("--chunked-prefill-size", str(config.max_batch_tokens)),
             *("--mem-fraction-static", str(config.memory_share)),
             "--enable-memory-saver",
+            "--enable-weights-cpu-backup",  # otherwise weights that leave the device are lost
             *(("--trust-remote-code",) if site.model.trust_remote_code else ()),
         ]
         return ServerCommand(arguments=arguments, environment=visible_devices(site.devices))

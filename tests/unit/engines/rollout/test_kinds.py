@@ -1,5 +1,6 @@
 """The kinds of engines state what their engines use."""
 
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def test_a_server_that_cannot_be_started_leaves_no_folder(tmp_path: Path, monkey
     with pytest.raises(UserError, match="no command"):
         WithoutCommand(InterlaceConfig()).create(load_model(model), site)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_key_of_a_server_can_be_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's server gets it on the command line, and refuses one with a leading dash."""
+    keys = list[str]()
+
+    class KeepsKey(InterlaceKind):
+        def command(self, server: ServerSite) -> ServerCommand:
+            keys.append(server.address.key)
+            raise UserError("there is no command")
+
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda num_bytes: "-" + "a" * num_bytes)
+    model = ModelConfig(path="tiny:micro")
+    site = EngineSite(model=model, devices=("cpu",), seed=0, num_threads=1)
+    with pytest.raises(UserError, match="no command"):
+        KeepsKey(InterlaceConfig()).create(load_model(model), site)
+    [key] = keys
+    assert key[0] != "-" and len(key) >= 32
 
 
 def test_a_model_that_was_saved_for_a_server_is_the_same_model(tmp_path: Path) -> None:

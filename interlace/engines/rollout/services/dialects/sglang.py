@@ -85,6 +85,8 @@ class SGLangClient(StreamingClient):
     async def pause(self, mode: PauseMode) -> None:
         self._is_paused = True
         named = "abort" if mode == "abort" else "in_place"
+        if mode == "abort":  # a scheduler that is paused, as after a kill of the run during an update, ends no request
+            await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
         await self._connection.post("/pause_generation", {"mode": named}, timeout_s=LONG_S)
         if mode == "abort":  # the server waits some seconds for the ends of the requests
             await self._connection.post(f"/flush_cache?timeout={SHORT_S:g}", timeout_s=LONG_S)
@@ -115,7 +117,10 @@ class SGLangClient(StreamingClient):
                 await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
 
     async def health(self) -> ServiceHealth:
-        await self._connection.get("/health", timeout_s=SHORT_S)
+        """See EngineClient. SGLang's `/health` generates a token, so a paused server would not answer, a server whose
+        memory is released would fail, and each answer would take a second.
+        """
+        await self._connection.get("/ready", timeout_s=SHORT_S)
         found = await self._connection.get("/model_info", timeout_s=SHORT_S)
         return ServiceHealth(version=read_version(found.get("weight_version")), is_paused=self._is_paused)
 
