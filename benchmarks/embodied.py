@@ -9,25 +9,30 @@
   change of each number, on unseen starts; in addition, the distance of an unchanged state. Rounds are seeds.
 - `prefetch`: seconds of wall clock of updates on episodes, with the next minibatch prepared during the current one,
   against one after the other, on one torch thread: episodes of states, and of pictures of 64 x 64.
+- `pictures`: the share of the transfer between processes in the CPU seconds of a chunk of actions with its picture, of
+  16 environments, and the saving if the picture were in shared memory. The policy's forward pass is not counted.
 
 Ratios compare neighbours in time; lowest and highest are over the rounds.
 
-    python benchmarks/embodied.py [--only swap light fleet imagined prefetch] [--rounds 3] [--json FILE]
+    python benchmarks/embodied.py [--only swap light fleet imagined prefetch pictures] [--rounds 3] [--json FILE]
 """
 
 import argparse
 import asyncio
 import json
+import socket
 import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from interlace.core.errors import UserError
 from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
@@ -39,9 +44,10 @@ from interlace.robots.envs.load import EnvConfig, create_envs
 from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
 from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.robots.world_model.model import Transitions, error_by_horizon
-from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, Start
+from interlace.runtime.process.child import frame_message, take_frames
 
-PARTS = ("swap", "light", "fleet", "imagined", "prefetch")
+PARTS = ("swap", "light", "fleet", "imagined", "prefetch", "pictures")
 TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")
 NUM_ENVS, CHUNK, REPEAT, WORKERS = 16, 4, 2, 2
 SEEN = (0, 1, 2, 3, 4, 5, 6, 36, 37, 38)
@@ -292,6 +298,65 @@ def played(model: VLAForCausalLM, words: np.ndarray, image_size: int, number: in
     return Sample(key=SampleKey(number, 0), prompt=prompt, segments=tuple(segments), advantages=weights)
 
 
+def picture_rows(rounds: int, num_chunks: int) -> list[Row]:
+    """Measures the transfer of pictures from a simulator's process, without a second process."""
+    rows = []
+    for family, chunk, given in (
+        ("metaworld", CHUNK, settings(TASKS[0], light=True)),
+        ("gymnasium", 1, {"tasks": ["Pendulum-v1"], "horizon": 1 << 20}),
+    ):
+        for size in (64, 224):
+            what = f"{size} x {size}, {family}, {chunk} actions"
+            try:
+                envs = create_envs(family, {**given, "image_size": size}, NUM_ENVS)
+            except UserError as error:
+                rows.append(Row(name=f"transfer, {what}", value="not run", note=str(error)))
+                continue
+            seen = envs.reset(seeds=[0] * NUM_ENVS, task_ids=[0] * NUM_ENVS, init_state_ids=range(NUM_ENVS))
+            picture, actions = seen["image"][0], np.zeros((NUM_ENVS, chunk, envs.spec.action.size), np.float32)
+            kept, shares, savings, step_s = np.empty_like(picture), [], [], 0.0
+            for _ in range(rounds):
+                began_s = time.process_time()
+                for _ in range(num_chunks):
+                    envs.chunk_step(actions)
+                step_s = (time.process_time() - began_s) / num_chunks / NUM_ENVS
+                sent_s = transferred_s({"image": picture}, chunk)
+                # Both processes copy a shared picture once, because the environment's next chunk overwrites it.
+                began_s = time.process_time()
+                for _ in range(1000):
+                    kept[...] = picture
+                    kept.copy()
+                shared_s = transferred_s({}, chunk) + (time.process_time() - began_s) / 1000
+                shares.append(100 * sent_s / (step_s + sent_s))
+                savings.append(100 * (sent_s - shared_s) / (step_s + sent_s))
+            envs.close()
+            rows.append(figure(f"transfer, {what}", shares, "{:.1f} %", note=f"of {1e3 * step_s:.1f} ms"))
+            rows.append(figure(f"saving of shared memory, {what}", savings, "{:.1f} %"))
+    return rows
+
+
+def transferred_s(observation: dict[str, np.ndarray], chunk: int) -> float:
+    """Returns the CPU seconds of the transfer of a result, in both processes together."""
+    rewards, valid = np.zeros(chunk, np.float32), np.ones(chunk, np.bool_)
+    found = SlotChunk(
+        observation=observation, reward=rewards, valid=valid, terminated=False, truncated=False, success=False
+    )
+    sender, receiver = socket.socketpair()
+    receiver.setblocking(False)
+    received, repeats = bytearray(), 300
+    began_s = time.process_time()
+    for number in range(repeats):
+        sender.sendall(frame_message(number, SlotAnswer(value=found)))
+        with suppress(BlockingIOError):
+            while part := receiver.recv(1 << 16):
+                received += part
+        assert len(take_frames(received)) == 1
+    spent_s = time.process_time() - began_s
+    sender.close()
+    receiver.close()
+    return spent_s / repeats
+
+
 def figure(name: str, values: Sequence[float], form: str, *, note: str = "") -> Row:
     """Returns the row of a figure: the median with lowest and highest."""
     spread = "" if len(values) < 2 else f"{form.format(min(values))} to {form.format(max(values))}"
@@ -314,7 +379,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     measure = {"swap": swap_rows, "light": light_rows, "fleet": fleet_rows, "imagined": imagined_rows}
-    measure["prefetch"] = prefetch_rows
+    measure |= {"prefetch": prefetch_rows, "pictures": picture_rows}
     rows = [row for part in given.only for row in measure[part](given.rounds, given.chunks)]
     print(table(rows))
     if given.json:

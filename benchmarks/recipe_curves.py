@@ -82,6 +82,7 @@ MEASURES = {
     "robot-iql": Measure(**EPISODES),
     "robot-awr": Measure(**EPISODES),
     "robot-dagger": Measure(**EPISODES),
+    "clone": Measure(**ROBOT, eval_every=3),
     "robot-world-model": Measure(**ROBOT, eval_every=11),
     "sft": Measure(**ROWS, eval_every=40),
     "dpo": Measure(**PAIRS, eval_every=15),

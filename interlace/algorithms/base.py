@@ -38,6 +38,8 @@ class Needs:
     algorithm trains."""
     transitions: bool = False
     """The actor trains on single turns of episodes, by an engine with critics."""
+    demonstrations: bool = False
+    """The actor trains on demonstrations alone, which the replay's learner draws."""
     batch_statistics: bool = False
     """Advantages depend on the whole batch, so training cannot start before it is closed."""
 

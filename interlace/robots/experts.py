@@ -26,7 +26,7 @@ DEMONSTRATED_FROM = 700_000_000
 
 
 class ExpertConfig(Config):
-    """Settings of demonstrations for a warm-up."""
+    """Settings of demonstrations to imitate."""
 
     episodes: int = Field(ge=1)
     """Demonstrations per instruction; of a data set, at most."""
@@ -57,15 +57,24 @@ class Demonstrated:
 
 
 async def demonstrate(
-    config: ExpertConfig, env: EnvConfig, prompts: Sequence[Prompt], chunk: int, seed: int
+    config: ExpertConfig,
+    env: EnvConfig,
+    prompts: Sequence[Prompt],
+    chunk: int,
+    seed: int,
+    *,
+    section: str = "warmup.experts",
 ) -> list[Demonstrated]:
     """Returns the states of demonstrations: of a data set if the settings name one, else recorded now. The result
-    depends only on the seed. prompts: one per instruction. chunk: K.
+    depends only on the seed. prompts: one per instruction. chunk: K. section: key of the settings, for messages.
 
     Raises UserError if a task has no scripted expert, or the data set has no episode of an instruction.
     """
     if config.dataset is not None:
-        return [one for prompt in prompts for one in _read_dataset(config.dataset, config.episodes, prompt, chunk)]
+        setting = f"{section}.dataset={config.dataset}"
+        found = [_list_demonstrated(config.dataset, config.episodes, prompt, setting) for prompt in prompts]
+        pairs = [(prompt, each) for prompt, episodes in zip(prompts, found, strict=True) for each in episodes]
+        return [one for prompt, episode in pairs for one in _cut_episode(prompt, episode, chunk)]
     recorded = await record_demonstrations(config, env, prompts, seed)
     return [one for prompt, episode in recorded for one in _cut_episode(prompt, episode, chunk)]
 
@@ -133,8 +142,8 @@ async def _record_episode(
     )
 
 
-def _read_dataset(folder: str, episodes: int, prompt: Prompt, chunk: int) -> list[Demonstrated]:
-    """Returns the states of the first episodes of an instruction in a data set."""
+def _list_demonstrated(folder: str, episodes: int, prompt: Prompt, setting: str) -> list[RecordedEpisode]:
+    """Returns the first episodes of an instruction in a data set. setting: key and value of the data set."""
     found: list[RecordedEpisode] = []
     instructions: set[str] = set()
     for episode in open_dataset(Path(folder)).episodes(cameras=None):
@@ -145,10 +154,10 @@ def _read_dataset(folder: str, episodes: int, prompt: Prompt, chunk: int) -> lis
             break
     if not found:
         raise UserError(
-            f"warmup.experts.dataset={folder} has no episode of the instruction {prompt.text!r}; its instructions are "
+            f"{setting} has no episode of the instruction {prompt.text!r}; its instructions are "
             f"{', '.join(map(repr, sorted(instructions)))}. Name one of them in task.starts.instructions."
         )
-    return [one for episode in found for one in _cut_episode(prompt, episode, chunk)]
+    return found
 
 
 def _cut_episode(prompt: Prompt, episode: RecordedEpisode, chunk: int) -> list[Demonstrated]:

@@ -20,17 +20,25 @@ from interlace.robots.replay.learning import Learning
 from interlace.robots.replay.off_policy import OffPolicy, Priorities
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.rollouts.envs.spec import Observation
+from interlace.run.expert_examples import ExpertExamples, make_expert_examples
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import recipe_prompts, with_instructions
 from interlace.run.recorded_arrays import check_recorded_arrays
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
+from interlace.runtime.cluster import Cluster
 
 
-def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: RoleGroups) -> Learning | None:
+def open_learning(
+    recipe: Recipe,
+    folder: Path,
+    newest: Path | None,
+    groups: RoleGroups,
+    demonstrations: ExpertExamples | None = None,
+) -> Learning | None:
     """Opens the replay buffer in the state of the checkpoint `newest`. Returns None if the recipe has no replay.
 
-    folder: the run's folder.
+    folder: the run's folder. demonstrations: as of make_demonstrations().
     """
     if recipe.replay is None:
         return None
@@ -45,7 +53,21 @@ def open_learning(recipe: Recipe, folder: Path, newest: Path | None, groups: Rol
         config=recipe.replay,
         world=_open_world_model(recipe, folder, newest, groups),
         off_policy=off_policy,
+        demonstrations=demonstrations,
     )
+
+
+async def make_demonstrations(cluster: Cluster, recipe: Recipe) -> ExpertExamples | None:
+    """Records or reads the demonstrations that the recipe's replay imitates; a resumed run records the same again.
+
+    Returns None if the replay imitates none.
+    """
+    replay = recipe.replay
+    if replay is None or replay.experts is None:
+        return None
+    prompts = recipe_prompts(recipe).train
+    async with cluster.waiting("replay", "demonstrations"):
+        return await make_expert_examples(recipe, prompts, "replay.experts", replay.experts, replay.draw_size)
 
 
 def _off_policy(recipe: Recipe) -> OffPolicy | None:

@@ -37,7 +37,7 @@ from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
-from interlace.run.replay import open_learning, read_world_models
+from interlace.run.replay import make_demonstrations, open_learning, read_world_models
 from interlace.run.restarts import LOSSES, RunRestarts, describe_loss
 from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.robot_spaces import store_spaces
@@ -150,7 +150,8 @@ class _PolicySession(RunProcess):
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
                 await record_work(cluster, "reward", "trial", trial)
         hosted = await self._host_flow(cluster, stream)
-        learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
+        shown = await make_demonstrations(cluster, recipe)
+        learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups, shown)
         if learning:
             flow = hosted.run
             flow.replay.learner = TrajectoryLearner(learning, hosted.groups.actor, flow.needs, lambda: flow.version)

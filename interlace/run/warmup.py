@@ -2,96 +2,30 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from interlace.core.config import Config
-from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
+from interlace.core.types import Prompt, Sample
 from interlace.core.version import VERSION
 from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
 from interlace.flows.warmup import ExampleSource, HabitCheck, run_supervised_warmup
-from interlace.models.action_tokens import ActionTokens
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.observe.manifest import write_manifest
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
-from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
-from interlace.robots.experts import Demonstrated, demonstrate, first_of_each_instruction
-from interlace.run.host import policy_actions_of
+from interlace.run.expert_examples import make_expert_examples
 from interlace.run.launch_services import launch_warmup
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.prompts import message_writer, with_instructions
-from interlace.run.recorded_arrays import check_recorded_arrays
+from interlace.run.recipe.prompts import message_writer
 from interlace.run.warmup_inputs import describe_content, list_warmup_inputs
 from interlace.runtime.cluster import Cluster
 
 WARMUP_FILE = "warmup.json"
 """File of a run's folder that records the folder with the result of its warm-up."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertExamples:
-    """Pairs of a state and the expert's next chunk, drawn by (seed, step)."""
-
-    shown: Sequence[Demonstrated]
-    episode: RobotEpisode
-    actions: ActionTokens
-    batch_size: int
-    seed: int
-
-    def batch(self, step: int) -> Sequence[Sample]:
-        """Returns the examples of a step."""
-        draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
-        places = draw.integers(len(self.shown), size=self.batch_size)
-        return [self._make_sample(self.shown[place], draw) for place in places]
-
-    def _make_sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
-        is_apart = self.actions.leads is not None  # then the observation is part of the prompt
-        put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
-        answer = self.actions.encode(shown.actions, draw)
-        queries: IntArray | None = np.asarray(self.actions.query_ids, np.int32) if self.actions.query_ids else None
-        sensed = Segment(
-            parent=None if is_apart else PROMPT,
-            token_ids=np.asarray(put_in, np.int32),
-            sampled=np.zeros(len(put_in), np.bool_),
-            inputs=self.episode.inputs(shown.observation, self.actions),
-        )
-        return Sample(
-            key=SampleKey(0, 0),
-            prompt=shown.prompt,
-            segments=(sensed, Segment(parent=0, token_ids=answer, query_ids=queries)),
-            advantages=np.ones(len(put_in) + len(answer), np.float32),
-        )
-
-
-async def expert_examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertExamples:
-    """Records or reads the demonstrations of a recipe's warm-up.
-
-    Raises UserError if its episodes are not a robot's, or the data set is of another robot.
-    """
-    warmup, episode = recipe.warmup, recipe.episode
-    if warmup is None or warmup.experts is None:
-        raise ValueError("the recipe's warm-up has no experts")
-    if not isinstance(episode, RobotConfig):
-        raise UserError(
-            f"warmup.experts are a simulator's, and episode {episode.name!r} has none. Take warmup.demonstrations, or "
-            "episode.name=robot."
-        )
-    actions = policy_actions(policy_actions_of(recipe))
-    asked = first_of_each_instruction(with_instructions(recipe, prompts))
-    shown = await demonstrate(warmup.experts, episode.env, asked, actions.chunk, recipe.seed)
-    if warmup.experts.dataset is not None:
-        first = shown[0]
-        setting = f"warmup.experts.dataset={warmup.experts.dataset}"
-        check_recorded_arrays(setting, first.observation, first.actions.shape[1], episode, actions)
-    return ExpertExamples(shown, RobotEpisode(episode), actions, warmup.batch_size, recipe.seed)
 
 
 class _Examples:
@@ -206,10 +140,11 @@ async def make_warmed_model(
 
 
 async def _make_examples(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
-    if recipe.warmup is None or recipe.warmup.experts is None:
+    warmup = recipe.warmup
+    if warmup is None or warmup.experts is None:
         return _Examples(recipe, prompts)
     async with cluster.waiting("warm-up", "demonstrations"):
-        return await expert_examples(recipe, prompts)
+        return await make_expert_examples(recipe, prompts, "warmup.experts", warmup.experts, warmup.batch_size)
 
 
 async def _warm_up(

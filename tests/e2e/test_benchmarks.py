@@ -34,7 +34,7 @@ SMALLEST = {
     "data_plane": ("--samples", "64", "--rounds", "1"),
     "drift": ("--steps", "8", "--schedules", "one-step-off"),
     "eight_bits": ("--model", "tiny:micro", "--sequences", "4", "--tokens", "4", "--rounds", "1"),
-    "embodied": ("--only", "swap", "fleet", "--rounds", "1", "--chunks", "1"),
+    "embodied": ("--only", "swap", "fleet", "pictures", "--rounds", "1", "--chunks", "1"),
     "embodied_loop": ("--only", "batches", "loop", "--rounds", "1", "--steps", "1"),
     "embodied_placements": ("--devices", "8", "--presets", "rlinf-embodied-collocated"),
     "engines": ("--model", "tiny:micro", "--requests", "4", "--tokens", "4", "--rounds", "1"),

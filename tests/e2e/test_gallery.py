@@ -33,7 +33,7 @@ SIZES = {"student": (576, 1536, 30, 9, 3), "teacher": (960, 2560, 32, 15, 5)}
 """SmolLM2-135M and 360M: hidden size, MLP, layers, heads and key-value heads."""
 PACKAGES = {
     **{"maniskill": "mani_skill", "libero": "libero", "robot-mjx": "mujoco.mjx"},
-    **{"react": "langgraph", "program": "openai"},
+    **{"react": "langgraph", "program": "openai", "clone": "metaworld"},
 }
 
 
@@ -53,6 +53,8 @@ def list_changes(name: str, folder: Path) -> list[str]:
     if recipe.warmup is not None:
         changes += ["warmup.steps=2", "warmup.until=null", "warmup.batch_size=4"]
         changes += ["warmup.experts.episodes=1"] if recipe.warmup.experts else []
+    if recipe.replay is not None and recipe.replay.experts is not None:
+        changes += ["replay.experts.episodes=1", "replay.updates=2"]
     if recipe.algorithm.name == "sac":
         changes += ["algorithm.start_turns=4", "algorithm.turns_per_update=4"]
     return changes

@@ -57,6 +57,7 @@ SHARED = {
     "world_model": "likewise",
     "max_staleness": "of a schedule, and the bound of a plan, in the same unit",
     "demonstrations": "of a warm-up, and of rows that are generated to train on",
+    "experts": "of a warm-up, and of a replay that imitates them alone",
     "camera": "of families whose models have different cameras",
     "devices": "all of a cluster's, and those of a role",
     "model": "of the reference, and of a reward",

@@ -18,6 +18,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import Sample
+from interlace.robots.experts import ExpertConfig
 from interlace.robots.replay.files import FilePlace, ReplayFiles
 from interlace.robots.replay.trajectory_file import sample_from_bytes, sample_nbytes, sample_to_bytes
 
@@ -48,9 +49,10 @@ class ReplayConfig(Config):
 class ReplayLearnerConfig(ReplayConfig):
     """Recipe's section `replay`: the buffer, and the policy's updates from it after each step."""
 
-    learner: Literal["imitation", "policy_gradient", "actor_critic", "expert"] = "imitation"
+    learner: Literal["imitation", "policy_gradient", "actor_critic", "expert", "demonstrations"] = "imitation"
     """actor_critic: the updates of an off-policy algorithm (sac, iql, awr), on single turns; its settings replace the
-    next ones. expert: imitates the labels of an expert in the episodes' observations (dagger).
+    next ones. expert: imitates the labels of an expert in the episodes' observations (dagger). demonstrations: imitates
+    `experts`, and stores no episodes (bc).
     imitation: imitates trajectories of sufficient reward, with equal weight for each token (behaviour cloning).
     policy_gradient: the algorithm's loss, with the advantages of the first training and the ratio to the sampling
     policy; needs max_versions_behind."""
@@ -58,12 +60,15 @@ class ReplayLearnerConfig(ReplayConfig):
     """Optimizer updates per step, after the updates on the step's samples. At 0, the buffer serves only other learners.
     """
     draw_size: int = Field(default=64, ge=1)
-    """Largest number of trajectories per update."""
+    """Largest number of trajectories per update; of learner demonstrations, states with the expert's next chunk."""
     loss_weight: float = Field(default=1.0, gt=0)
     """Factor of the loss, and so of the gradient. The optimizer is shared with the step's on-policy updates."""
     demonstrations: str | None = None
     """Data set of which actor_critic draws half of each batch (RLPD): a LeRobotDataset (v3), a folder of Minari, or an
     .hdf5 file of robomimic or LIBERO. None for none."""
+    experts: ExpertConfig | None = None
+    """Demonstrations that learner demonstrations imitates: of a scripted expert, recorded at the start of the run, or
+    of a data set. None for every other learner."""
     importance_exponent: float = Field(default=0.4, ge=0, le=1)
     """Exponent of the weights by which actor_critic corrects for draws by priority; 1 corrects fully. The weights are
     divided by the largest of their batch."""
@@ -72,12 +77,14 @@ class ReplayLearnerConfig(ReplayConfig):
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        if self.learner == "actor_critic" and (
-            self.order not in ("uniform", "priority")
-            or self.max_versions_behind is not None
-            or self.max_rounds is not None
-            or self.max_uses is not None
-        ):
+        limits = (self.max_versions_behind, self.max_rounds, self.max_uses)
+        is_limited = any(limit is not None for limit in limits)
+        if self.learner == "demonstrations" and (is_limited or self.order != "uniform"):
+            raise ValueError(
+                "learner demonstrations draws uniformly from all demonstrations: remove max_versions_behind, "
+                "max_rounds, max_uses and order"
+            )
+        if self.learner == "actor_critic" and (is_limited or self.order not in ("uniform", "priority")):
             raise ValueError(
                 "learner actor_critic draws turns from the whole buffer, uniformly or by priority: remove "
                 "max_versions_behind, max_rounds, max_uses and another order, and bound the buffer by capacity"
@@ -87,7 +94,13 @@ class ReplayLearnerConfig(ReplayConfig):
         if self.demonstrations is not None and self.learner != "actor_critic":
             raise ValueError(
                 "demonstrations are drawn by learner actor_critic alone: set it, or imitate them before the training "
-                "(warmup.experts.dataset)"
+                "(warmup.experts.dataset), or alone (replay.experts.dataset, learner demonstrations)"
+            )
+        if (self.experts is not None) != (self.learner == "demonstrations"):
+            raise ValueError(
+                f"learner {self.learner} with experts {'set' if self.experts else 'not set'}: learner demonstrations "
+                "imitates experts, and no other learner reads them. Set both, such as experts={episodes: 10}, or "
+                "neither"
             )
         if self.learner == "policy_gradient" and self.updates and self.max_versions_behind is None:
             raise ValueError(

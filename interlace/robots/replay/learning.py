@@ -1,4 +1,4 @@
-"""Training on trajectories of earlier steps, in addition to the on-policy update of each step."""
+"""Training on trajectories of earlier steps, in addition to the on-policy update of each step, or on demonstrations."""
 
 from asyncio import gather
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ import numpy as np
 from interlace.algorithms.advantages import list_trained_turns
 from interlace.algorithms.base import Needs
 from interlace.core.types import EMPTY_FLOAT, Metrics, Sample
+from interlace.flows.warmup import ExampleSource
 from interlace.robots.episodes.robot import IMAGINED_SUCCESS
 from interlace.robots.replay.buffer import Drawn, Replay, ReplayLearnerConfig
 from interlace.robots.replay.off_policy import OffPolicy
@@ -32,6 +33,8 @@ class Learning:
     """World model to fit; None for none."""
     off_policy: OffPolicy | None = None
     """Learner on single turns; None if the actor trains on whole trajectories."""
+    demonstrations: ExampleSource | None = None
+    """Demonstrations to imitate; None if the actor trains on episodes of the run."""
 
     def save(self, folder: Path) -> None:
         """Writes the buffer and the priorities of its turns into a folder of a checkpoint."""
@@ -60,8 +63,15 @@ class TrajectoryLearner:
         return await off_policy.learn_offline(self._actor) if off_policy else {}
 
     async def learn(self, batch: Batch) -> None:
-        """Stores the samples of a trained batch, and trains on drawn trajectories. Adds metrics to the batch."""
+        """Stores the samples of a trained batch, and trains on drawn trajectories. Adds metrics to the batch.
+
+        With demonstrations, stores no sample, and trains on demonstrations.
+        """
         found, config, off_policy = self._learning.replay, self._learning.config, self._learning.off_policy
+        if demonstrations := self._learning.demonstrations:
+            updates = range(batch.step * config.updates, (batch.step + 1) * config.updates)
+            batch.metrics.update(await self._train_on([demonstrations.batch(update) for update in updates]))
+            return
         ordered = sorted(batch.groups, key=lambda group: group.gid)
         samples = [sample for group in ordered for sample in group.samples if is_real(sample)]
         if config.learner == "expert":
@@ -79,7 +89,10 @@ class TrajectoryLearner:
         drawn = [draw for draw in draws if draw]
         world = self._learning.world
         to_fit = world.drawn(found, self._version()) if world else []
-        learnt, fitted = await gather(self._train_on(drawn), self._fit_world_model(batch.step + 1, samples, to_fit))
+        prepare = {"imitation": to_imitate, "expert": to_follow}.get(config.learner)
+        batches = [[prepare(one.sample) if prepare else one.sample for one in draw] for draw in drawn]
+        training = self._train_on(batches, recomputes=self._recomputes and prepare is None)
+        learnt, fitted = await gather(training, self._fit_world_model(batch.step + 1, samples, to_fit))
         batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
 
     async def _fit_world_model(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
@@ -87,18 +100,16 @@ class TrajectoryLearner:
         world = self._learning.world
         return await world.fit(step, fresh, drawn) if world else {}
 
-    async def _train_on(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
-        """Makes one update per draw. Returns the actor's metrics of them, under `replay/`."""
-        if not drawn:
+    async def _train_on(self, batches: Sequence[Sequence[Sample]], *, recomputes: bool = False) -> Metrics:
+        """Makes one update per batch. Returns the actor's metrics of them, under `replay/`.
+
+        recomputes: True to compute the proximal log-probs of each batch before its update.
+        """
+        if not batches:
             return {}
-        learner = self._learning.config.learner
-        prepare = {"imitation": to_imitate, "expert": to_follow}.get(learner)
         async with self._actor.hold("replay"):
-            for draw in drawn:
-                samples = [prepare(one.sample) if prepare else one.sample for one in draw]
-                if self._recomputes and not prepare:
-                    samples = await with_proximal(self._actor, samples)
-                await self._actor.accumulate_replayed(samples)
+            for batch in batches:
+                await self._actor.accumulate_replayed(await with_proximal(self._actor, batch) if recomputes else batch)
                 self.num_updates += 1
                 await self._actor.optimizer_step()
             metrics = await self._actor.step_metrics()

@@ -24,6 +24,7 @@ def check_learning(recipe: Recipe) -> None:
     _check_tasks(recipe)
     _check_off_policy(recipe)
     _check_expert(recipe)
+    _check_cloning(recipe)
     _check_data_sets(recipe)
     _check_demonstrated_rewards(recipe)
     _check_world_model(recipe)
@@ -95,8 +96,10 @@ def _check_kind(kind: str, robot: RobotShape | None, imagined: ImaginationConfig
 def _check_data_sets(recipe: Recipe) -> None:
     """Raises UserError for a data set of demonstrations that cannot be read."""
     experts, robot = recipe.warmup.experts if recipe.warmup else None, recipe.model.robot
+    cloned = recipe.replay.experts if recipe.replay else None
     given = {
         "warmup.experts.dataset": experts.dataset if experts else None,
+        "replay.experts.dataset": cloned.dataset if cloned else None,
         "replay.demonstrations": recipe.replay.demonstrations if recipe.replay else None,
     }
     for key, folder in given.items():
@@ -223,7 +226,7 @@ def _check_draws(recipe: Recipe) -> None:
 def _check_expert(recipe: Recipe) -> None:
     """Raises UserError if an algorithm that imitates an expert has none, or an expert has no learner."""
     name, replay, needs = recipe.algorithm.name, recipe.replay, algorithm_of(recipe).needs
-    imitates = not needs.on_policy and not needs.transitions
+    imitates = not needs.on_policy and not needs.transitions and not needs.demonstrations
     learns = replay is not None and replay.learner == "expert"
     expert = recipe.episode.expert if isinstance(recipe.episode, RobotConfig) else None
     if learns != imitates:
@@ -248,6 +251,31 @@ def _check_expert(recipe: Recipe) -> None:
             f"algorithm {name!r} imitates answers, and an answer of model.robot.head=flow is a chain of steps that an "
             "expert does not give. Take head tokens, gaussian or squashed."
         )
+
+
+def _check_cloning(recipe: Recipe) -> None:
+    """Raises UserError if algorithm bc and its learner are not set together, and for settings without effect on it."""
+    name, replay, needs = recipe.algorithm.name, recipe.replay, algorithm_of(recipe).needs
+    learns = replay is not None and replay.learner == "demonstrations"
+    if learns != needs.demonstrations:
+        raise UserError(
+            f"algorithm {name!r} with replay.learner={replay.learner if replay else None}: the learner "
+            "`demonstrations` and algorithm bc need each other. Set both, as the recipe clone does, or neither. To "
+            "imitate demonstrations before another algorithm, set warmup.experts."
+        )
+    if not needs.demonstrations:
+        return
+    if not isinstance(recipe.episode, RobotConfig):
+        raise UserError(
+            f"algorithm {name!r} imitates demonstrations of a robot, and episode {recipe.episode.name!r} has none. Set "
+            "algorithm=sft, or episode.name=robot."
+        )
+    if recipe.world_model is not None or recipe.episode.imagined is not None:
+        raise UserError(
+            f"algorithm {name!r} stores no episodes, and a world model is fitted to stored ones. Remove world_model "
+            "and episode.imagined."
+        )
+    _check_cuts(recipe, "replay.updates")
 
 
 def _check_tasks(recipe: Recipe) -> None:

@@ -153,6 +153,7 @@ def test_updates_are_counted_as_the_algorithm_makes_them() -> None:
         ("robot-cartpole", ["epochs=3"], 20 * 4 * 3),
         ("robot-awr", [], 12 * 16 * 8),
         ("robot-dagger", [], 16 * 20),
+        ("clone", [], 12 * 20),
     ):
         assert check_recipe(load_recipe(recipe, ["cluster.devices=cpu:1", *changed])).num_updates == updates
 
