@@ -34,6 +34,8 @@ BASELINE = "verl-colocated"
 DOCS = Path(__file__).parent.parent / "docs"
 PRESETS = DOCS / "presets" / "measured" / "simulated.json"
 """Figures of `presets`, from which `python docs/presets/measure.py tables` makes a column of docs/schedules.md."""
+WRITTEN_DEVICES = 256
+"""Number of devices of that column."""
 ABLATED_PROMPTS = 64
 MIXES: Mapping[str, Lengths] = {"assumed mix": REASONING, "verl's mix": VERL_MIX}
 """Mixes of lengths of the ablation; the second one reproduces the seconds that verl publishes."""
@@ -174,13 +176,18 @@ def main() -> None:
     parser.add_argument("what", choices=("presets", "claims", "ablation", "agents"), nargs="?", default="claims")
     text_presets = ",".join(name for name in preset_names() if "embodied" not in name)
     parser.add_argument("--presets", default=text_presets, help="of `presets`")
-    parser.add_argument("--devices", type=int, default=256, help="of `presets`")
+    parser.add_argument("--devices", type=int, default=WRITTEN_DEVICES, help="of `presets`")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--only", default="", help="claims with this in their names")
     parser.add_argument("--vary", action="store_true", help="also other values of the assumed parameters")
     parser.add_argument("--json", type=Path, help="of `presets`")
-    parser.add_argument("--write", action="store_true", help="the table into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="the table into RESULTS.md; `presets`: for schedules.md")
     options = parser.parse_args()
+    if options.what == "presets" and options.write and options.devices != WRITTEN_DEVICES:
+        parser.error(
+            f"--devices {options.devices} with --write: docs/schedules.md compares presets on {WRITTEN_DEVICES} "
+            "devices. Write these results to a file (--json)."
+        )
     if options.what == "presets":
         rows = presets(options.presets.split(","), options.devices, options.steps, options.json)
         if options.write:

@@ -45,8 +45,8 @@ def with_figures(text: str, name: str, figures: list[str]) -> str:
     """Replaces the last cells of the row of an algorithm."""
     lines = text.splitlines()
     [index] = [number for number, line in enumerate(lines) if line.startswith(f"| [{name}]({name}.md) |")]
-    cells = lines[index].split(" | ")[: -len(figures)]
-    lines[index] = " | ".join([*cells, *figures]) + " |"
+    cells = lines[index].removesuffix(" |").rsplit(" | ", len(figures))[0]  # may end in an empty cell
+    lines[index] = " | ".join([cells, *figures]) + " |"
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Default: report.html in the first run's folder.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help=STEP_HELP)] = None,
+    step: Annotated[int | None, typer.Option(help=STEP_HELP, min=1)] = None,
 ) -> None:
     """Write one self-contained HTML page: curves, goodput, a step on each device, histograms, transcripts, settings."""
     from interlace.observe.report.page import write_report

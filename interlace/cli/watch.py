@@ -17,7 +17,7 @@ NICENESS = 10
 def watch(
     runs: Annotated[list[str], typer.Argument(help=RUNS_HELP, autocompletion=complete_run)],
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8001,
-    step: Annotated[int | None, typer.Option(help=STEP_HELP)] = None,
+    step: Annotated[int | None, typer.Option(help=STEP_HELP, min=1)] = None,
 ) -> None:
     """Serve a page of runs that follows their files: curves, devices, samples, settings; also after they ended."""
     folders = [run_folder(run) for run in runs]

@@ -1,9 +1,13 @@
 """Settings by their dotted names."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from interlace.core.types import JSON
+if TYPE_CHECKING:
+    from interlace.core.types import JSON
 
 
 def flatten_settings(settings: JSON) -> dict[str, JSON]:

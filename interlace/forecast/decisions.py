@@ -1,6 +1,7 @@
 """Decisions between schedules in microseconds, from step times that were simulated beforehand at several lengths."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -21,6 +22,8 @@ STEPS = 10
 """Counted steps of each simulation."""
 START_GROWTH = 2.0
 """Growth of the responses for which the first of several tied plans is chosen."""
+START_SHARE = 0.25
+"""Limit of the choice between tied plans, as a share of the time of the search before it."""
 ROUNDS = 2
 """Rounds of one change each, the second from the best schedule of the first."""
 
@@ -99,7 +102,8 @@ def choose_start(made: RecipePlan) -> Planned:
     """Returns the plan with which a run begins: of the least stale tied plans, the fastest if responses double.
 
     A tied plan may be faster, but the difference is within the noise of the profile, and stale samples cost accuracy.
-    Responses usually grow in training, and a plan that is equal now may be much slower then.
+    Responses usually grow in training, and a plan that is equal now may be much slower then. If the simulations do not
+    end in START_SHARE of the time of the search, the first of the plans is returned.
     """
     request, found = made.request, made.found
     plans = [each for each in found.tied if each.staleness_bound == found.least_stale.staleness_bound]
@@ -110,9 +114,12 @@ def choose_start(made: RecipePlan) -> Planned:
     workload = request.workload
     fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
     rates = [0.0] * len(plans)
+    stop_at_s = time.monotonic() + START_SHARE * request.settings.search_s
     for number, plan in enumerate(plans):
         schedule = plan.candidate.on(*workload.on_model(fidelity.scale))
-        score = place.score(schedule, fidelity) if schedule else None
+        score = place.score(schedule, fidelity, stop_at_s=stop_at_s) if schedule else None
+        if schedule and score is None:
+            return plans[0]
         rates[number] = score.tokens_per_s if isinstance(score, Score) else 0.0
     return plans[rates.index(max(rates))]
 

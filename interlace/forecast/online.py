@@ -120,6 +120,7 @@ class OnlinePlanner:
         if found is None:
             return None
         self._schedule, self._since_change = found.schedule, 0
+        self._search = None  # a search in progress compares its plans with the previous schedule
         self._rule.changed(found.step_s if isinstance(found, LiveDecision) else found.score.step_s)
         self._reward_drift.restart()  # a call has the samples of a granule, which depends on the schedule
         return found.schedule
@@ -232,7 +233,9 @@ class OnlinePlanner:
             self._tool_drift.observe(fmean(calls), sum(calls) / len(samples) / step_s)
 
     def _refit_costs(self, progress: ProgressView) -> None:
-        """Scales the profile's times of rewards and tools if they have changed; a new table then replaces the old."""
+        """Scales the profile's times of rewards and tools if they have changed; a new table then replaces the old one,
+        and a search in progress ends without a decision.
+        """
         profile = self._request.simulation.profile
         for name, drift in (("rewards", self._reward_drift), ("tools", self._tool_drift)):
             if (ratio := drift.ratio) == 1:
@@ -240,7 +243,7 @@ class OnlinePlanner:
             progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
             profile = with_rewards(profile, ratio) if name == "rewards" else with_tools(profile, ratio)
             drift.restart()
-            self._table = self._tabulated = self._making = None
+            self._table = self._tabulated = self._making = self._search = None
         self._set_profile(profile)
 
     def _set_profile(self, profile: Profile) -> None:

@@ -128,6 +128,19 @@ def test_the_searches_of_the_planners_tables_can_be_prepared(monkeypatch: pytest
         assert mixed.make_request(devices, profile, 1).recipe.prompts_per_step == 128
 
 
+def test_presets_of_another_size_are_not_written_into_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page then compared presets on 16 devices with those on 256."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    published = importlib.import_module("published")
+    monkeypatch.setattr(sys, "argv", ["published.py", "presets", "--devices", "16", "--presets", "", "--write"])
+    monkeypatch.setattr(published, "presets", lambda *_: {})
+    with pytest.raises(SystemExit):
+        published.main()
+    assert "docs/schedules.md compares presets on 256 devices" in capsys.readouterr().err
+
+
 def test_the_pictures_of_curves_are_small_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     drawn = importlib.import_module("recipe_curves")

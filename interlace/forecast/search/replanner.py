@@ -24,9 +24,9 @@ def is_faster(step_s: float, current_s: float, *, noise: float) -> bool:
 class Replanner:
     """Residuals of the current plan, and the rule for changes.
 
-    A plan is due at a publication after the residual has changed since the last plan. The schedule changes if that
-    saves enough per step, pays its measured cost back twice, and two consecutive plans recommend it: a single plan may
-    follow noise.
+    A plan is due at a publication after the residual has changed since the last plan, or from the steps before that
+    plan to those after it. The schedule changes if that saves enough per step, pays its measured cost back twice, and
+    two consecutive plans recommend it: a single plan may follow noise.
     """
 
     def __init__(self, predicted_s: float, *, noise: float = 0.0) -> None:
@@ -37,6 +37,9 @@ class Replanner:
         self._ratios: deque[float] = deque(maxlen=RECENT)
         self._since = 0
         self._fitted: float | None = None
+        """Ratio of the first steps after the last plan."""
+        self._before: float | None = None
+        """The same of the plan before. None if a difference would not show outdated lengths."""
         self._asked = 0
 
     def observe(self, step_s: float) -> float:
@@ -63,7 +66,19 @@ class Replanner:
         """True if the residual has changed or AT_MOST steps have passed. Read at publications."""
         if self._fitted is None or self._since < RECENT:
             return False
-        return abs(math.log(self.ratio / self._fitted)) > DRIFT or self._since >= AT_MOST or self._asked > 0
+        drifts = abs(math.log(self.ratio / self._fitted)) > DRIFT
+        return drifts or self._since >= AT_MOST or self._asked > 0 or self._was_outdated
+
+    @property
+    def _was_outdated(self) -> bool:
+        """True if the last plan left another residual than the one before it.
+
+        A plan predicts with the lengths of the steps before it. If lengths changed just before or during the search,
+        the steps after the plan are measured with other lengths, and their residual stays constant from then on.
+        """
+        if self._before is None or self._fitted is None:
+            return False
+        return abs(math.log(self._fitted / self._before)) > DRIFT
 
     def planned(self, predicted_s: float, best_s: float, *, steps_left: int, restarts: bool = True) -> bool:
         """Records a new plan. Returns whether to change to it.
@@ -75,7 +90,8 @@ class Replanner:
         pays = not restarts or saved_s * steps_left > PAYS_BACK * self.switch_s
         wants = is_faster(best_s, predicted_s, noise=self.noise) and pays
         self._asked = self._asked + 1 if wants else 0
-        self._restart_window(predicted_s)
+        # A second residual that differs is the profile's error at these lengths.
+        self._restart_window(predicted_s, before=None if self._was_outdated else self._fitted)
         return self._asked >= (2 if restarts else 1)
 
     def keep(self) -> None:
@@ -88,8 +104,8 @@ class Replanner:
         self._asked = 0
         self._restart_window(predicted_s)
 
-    def _restart_window(self, predicted_s: float) -> None:
-        self.predicted_s, self._since, self._fitted = predicted_s, 0, None
+    def _restart_window(self, predicted_s: float, *, before: float | None = None) -> None:
+        self.predicted_s, self._since, self._fitted, self._before = predicted_s, 0, None, before
         self._ratios.clear()
 
 

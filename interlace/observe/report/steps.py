@@ -1,5 +1,6 @@
 """The sections of a page that show one step, and the steps between which a reader chooses."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from interlace.observe.report.device_time import STEP_NAMES, StepChoice, choose_
 from interlace.observe.report.entry import Entry
 from interlace.observe.report.render import render_template
 from interlace.observe.report.sample_lanes import KINDS, lanes_view
+from interlace.observe.run_folder import ROOT
 
 STEP_SECTIONS = ("timeline", "lanes")
 """Sections that show one step; each is a template sections/NAME.html, and one of the figure of a run."""
@@ -106,7 +108,8 @@ class StoredSteps:
         """Returns the steps of the report, and a note if it lacks some of the runs'."""
         present = [set(entry.timeline.steps) if entry.timeline else set() for entry in self._entries]
         stored, known = ({step for steps in sets for step in steps} for sets in (self._steps, present))
-        names = " ".join(entry.run.name for entry in self._entries)
+        folders = [entry.run.folder for entry in self._entries]
+        names = shlex.join(path.name if path.parent == ROOT else str(path) for path in folders)
         return StepMenu(
             ranges=format_ranges(stored),
             chosen=write_choice(self._choice),

@@ -9,6 +9,7 @@ import pytest
 from interlace.algorithms import Needs, algorithm_names, create_algorithm
 from interlace.algorithms.policy import PolicySettings
 from interlace.core.yaml_text import parse_yaml
+from tests.support.docs_script import measure_algorithms
 
 PAGES = Path(__file__).parents[3] / "docs" / "algorithms"
 
@@ -49,3 +50,12 @@ def test_the_manual_names_every_need() -> None:
     (told,) = [text for text in PAGES.with_name("extending.md").read_text().split("\n\n") if "Declared needs" in text]
     missing = [field.name for field in fields(Needs) if f"`{field.name}`" not in told]
     assert not missing
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_new_figures_replace_only_the_last_cells_of_the_overview(name: str) -> None:
+    """Rows of algorithms without needs lost their empty cell, so the figures moved to other columns."""
+    text = (PAGES / "README.md").read_text(encoding="utf-8")
+    [row] = [line for line in text.splitlines() if line.startswith(f"| [{name}](")]
+    figures = [cell.strip() for cell in row.split("|")[-3:-1]]
+    assert measure_algorithms().with_figures(text, name, figures) == text

@@ -156,3 +156,10 @@ def test_a_word_that_has_no_meaning_here_is_refused_with_the_nearest() -> None:
 def test_another_systems_word_is_no_setting(setting: str, instead: str) -> None:
     done = CliRunner().invoke(app, ["train", "quickstart", setting])
     assert done.exit_code == 2 and instead in done.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
+def test_a_page_has_no_step_below_the_first(command: str) -> None:
+    """The live page requested step -1 again and again, and the server refused it."""
+    done = CliRunner().invoke(app, [command, "run", "--step", "-1"], terminal_width=200)
+    assert done.exit_code == 2 and "Invalid value for '--step'" in done.output

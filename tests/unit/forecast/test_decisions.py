@@ -90,8 +90,8 @@ def test_growth_keeps_the_shape_of_the_lengths() -> None:
     assert grown.prompt_sigma == profile.lengths.prompt_sigma
 
 
-def test_a_run_begins_with_the_tied_plan_that_is_the_fastest_if_responses_double() -> None:
-    """Plans with one engine and with two were tied for short answers, and the run began with one."""
+def plan_with_ties(settings: PlanSettings) -> RecipePlan:
+    """Returns a plan with three tied schedules; the second of the two that are not stale is faster for long answers."""
     sizes = ["prompts_per_step=16", "samples_per_prompt=8", "sampling.max_new_tokens=4000", "minibatches=1"]
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
     recipe = load_recipe("quickstart", sizes)
@@ -110,4 +110,16 @@ def test_a_run_begins_with_the_tied_plan_that_is_the_fastest_if_responses_double
         ranked=tied, tied=tied, baseline=None, current=None, front=[], why_not=[], num_scored=3, num_pruned=0
     )
     assert found.least_stale is tied[0]
-    assert choose_start(RecipePlan(request=PlanRequest(recipe=recipe, simulation=simulation), found=found)) is tied[1]
+    return RecipePlan(request=PlanRequest(recipe=recipe, simulation=simulation, settings=settings), found=found)
+
+
+def test_a_run_begins_with_the_tied_plan_that_is_the_fastest_if_responses_double() -> None:
+    """Plans with one engine and with two were tied for short answers, and the run began with one."""
+    made = plan_with_ties(PlanSettings(search_s=600))
+    assert choose_start(made) is made.found.tied[1]
+
+
+def test_a_choice_between_tied_plans_that_takes_too_long_ends() -> None:
+    """On eight devices with 2,048 samples a step, each tied plan was simulated for seconds after the search."""
+    made = plan_with_ties(PlanSettings(search_s=1e-6))
+    assert choose_start(made) is made.found.tied[0]

@@ -10,11 +10,12 @@ from interlace.core.errors import UserError
 from interlace.flows.steps import StepResult
 from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.decisions import FACTORS, DecisionTable
+from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
 from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths, with_tools
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Planned, Score, SearchResult, accept_all
+from interlace.forecast.search.replanner import RECENT
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
 from interlace.run.recipe.check_settings import check_placement
@@ -232,3 +233,17 @@ def test_a_plan_that_needs_no_restart_is_taken_at_once() -> None:
     planner.started(1e9, lambda _: True)
     planner._decide_change(RecipePlan(request=request(40), found=found), 2, QuietProgress())
     assert planner.take_change() == best.schedule
+
+
+def test_a_search_ends_without_a_decision_after_a_change_of_the_schedule_or_of_the_costs() -> None:
+    """Its plans were compared with the schedule before a change in place, and with the costs before a drift."""
+    areal = load_schedule("areal")
+    other = Schedule.parse({**areal.model_dump(), "max_staleness": 2})
+    planner, _ = planner_with()
+    planner._search, planner._next = Ready(None), LiveDecision(schedule=other, step_s=0.5, current_s=1.0)
+    assert planner.take_change() == other and planner._search is None
+    planner._search = Ready(None)
+    for cost in (1.0,) * RECENT + (4.0,) * RECENT:
+        planner._tool_drift.observe(cost, 0.5)
+    planner._refit_costs(QuietProgress())
+    assert planner._search is None

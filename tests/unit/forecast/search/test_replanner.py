@@ -28,6 +28,22 @@ def test_drift_makes_a_plan_due() -> None:
     assert rule.is_due
 
 
+def test_a_plan_with_the_lengths_before_a_change_is_repeated_once() -> None:
+    """Lengths changed while a search ran, so the residual was constant after it, and the next plan came 25 steps later.
+
+    residual: of the steps after the plan, which was 1.5 before.
+    """
+    for residual, repeats in ((1.5, False), (2.0, True)):
+        rule = Replanner(1.0)
+        told(rule, 1.5, RECENT)
+        rule.planned(2.0, 2.0, steps_left=100)
+        told(rule, 2.0 * residual, RECENT)
+        assert rule.is_due is repeats
+        rule.planned(3.0, 3.0, steps_left=90)
+        told(rule, 3.0 * residual * 1.2, RECENT)
+        assert rule.is_due is not repeats  # after a repetition, the difference is an error of the profile
+
+
 def drifted(switch_s: float) -> Replanner:
     rule = Replanner(1.0)
     rule.switch_s = switch_s

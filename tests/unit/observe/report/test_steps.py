@@ -1,6 +1,7 @@
 """The steps between which a reader of a page chooses."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from interlace.observe.report.entry import Entry, read_entry
 from interlace.observe.report.page import render_report
 from interlace.observe.report.steps import StoredSteps, format_ranges, parse_choice
 from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_folder import ROOT, RunFolder
 from tests.unit.observe.report.test_page import NUM_STEPS, make_run
 
 
@@ -39,9 +40,16 @@ def test_a_report_stays_within_its_limit_and_prefers_the_steps_with_a_name(
     stored = StoredSteps(entries, None)
     assert {(figure.run, figure.step) for figure in stored.figures} == {(0, 1), (1, 1), (0, NUM_STEPS), (1, NUM_STEPS)}
     assert stored.menu.ranges == f"1,4,{NUM_STEPS}"
-    assert (
-        stored.menu.note == f"3 of {NUM_STEPS} steps; each step:" and stored.menu.command == "interlace watch one two"
-    )
+    assert stored.menu.note == f"3 of {NUM_STEPS} steps; each step:"
+    assert stored.menu.command == f"interlace watch {tmp_path / 'one'} {tmp_path / 'two'}"
+
+
+def test_the_command_for_all_steps_finds_a_run_in_another_folder(tmp_path: Path) -> None:
+    """The report of a sweep named the runs alone, which `interlace watch` looks for in runs/."""
+    entry = entry_of(make_run(tmp_path, "seed-0"))
+    for folder, word in ((ROOT / "seed-0", "seed-0"), (Path("runs/my sweep/seed-0"), "'runs/my sweep/seed-0'")):
+        moved = replace(entry, run=replace(entry.run, folder=folder))
+        assert StoredSteps([moved], None).menu.command == f"interlace watch {word}"
 
 
 def test_steps_are_written_as_ranges_and_choices_are_parsed() -> None:
