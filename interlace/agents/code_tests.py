@@ -28,7 +28,7 @@ TESTS = "tests"
 """Column of a row's tests."""
 TIMEOUT_S = 5.0
 """Time limit of one run of a program: for a test with standard input, or for all calls together."""
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:python|py)?3?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _HARNESS = """
 import json, numbers, sys
 

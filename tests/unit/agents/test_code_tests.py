@@ -136,4 +136,5 @@ def test_tests_that_cannot_be_checked_are_refused(tests: JSON) -> None:
 
 def test_the_last_block_after_the_thoughts_is_the_program() -> None:
     assert find_program("```py\na\n```\n```python\nb\n```\ntext") == "b\n"
+    assert find_program("```Python\na\n``` or\n```python3\r\nb\n```\n") == "b\n"
     assert find_program("<think>```python\na\n```</think>b") == "b"
