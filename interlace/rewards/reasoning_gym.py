@@ -34,7 +34,7 @@ _ELEMENTARY = frozenset(
      "atan", "cosh", "sinh", "tanh", "acosh", "asinh", "atanh")
 )  # fmt: skip
 """Names in an antiderivative besides its variable. `Integral` and `integrate` are none: sympy would solve the task."""
-_CONSTANTS = frozenset(("C", "c", "K", "k"))
+_CONSTANTS = frozenset(("C", "C1", "c", "K", "k"))
 """Names of the constant of integration."""
 
 
@@ -70,7 +70,7 @@ def _refuse_code(text: str) -> None:
 def _is_halting_answer(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:
     """Compares the words: the scorer compares bool("True") with bool("False"), which are equal."""
     del metadata
-    return response.strip() == answer.strip()
+    return response.strip().removesuffix(".").casefold() == answer.strip().casefold()
 
 
 def _reaches_target(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:

@@ -107,6 +107,7 @@ def test_a_scorer_is_not_deceived(dataset: str, trick: str) -> None:
 def test_a_halting_answer_is_compared_as_a_word() -> None:
     metadata: dict[str, JSON] = {"source_dataset": "game_of_life_halting"}
     assert score("", "False", metadata, "False") and not score("", "True", metadata, "False")
+    assert score("", "true.", metadata, "True") and not score("", "false", metadata, "True")
 
 
 def test_an_answer_may_be_empty() -> None:
