@@ -310,7 +310,7 @@ class Sweep:
                 )
 
     def _rename_runs(self) -> None:
-        """Renames runs whose settings are those of a combination with another name.
+        """Renames each run that has the settings of a combination, but another name.
 
         Earlier versions named a run by the number as written, such as lr-0.001 instead of lr-1e-3.
         """
