@@ -7,7 +7,8 @@ A row has its tests in the column `tests`, a list of
 - `"assert add(1, 2) == 3"`: the same, as MBPP writes it. The right side is a literal.
 
 A program shares its process with the harness, so it can replace builtins, end the process or write the harness's output
-itself. None of this helps: a process gets the inputs only, and the results are compared outside as plain data.
+itself. None of this helps: a process gets the inputs only, and the results are compared outside as plain data. Values
+of derived types, such as Counter, IntEnum and numpy's numbers, are written as the plain values that are equal to them.
 """
 
 import ast
@@ -27,15 +28,29 @@ TESTS = "tests"
 """Column of a row's tests."""
 TIMEOUT_S = 5.0
 """Time limit of one run of a program: for a test with standard input, or for all calls together."""
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:python|py)?3?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _HARNESS = """
-import json, sys
+import json, numbers, sys
+
+def to_plain(value):
+    if isinstance(value, dict):
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(map(to_plain, value))
+    if isinstance(value, (set, frozenset)):
+        return set(map(to_plain, value))
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return value
+
 program, calls, mark = (json.loads(sys.stdin.readline()) for _ in range(3))
 names = {"__name__": "solution"}
 exec(compile(program, "<solution>", "exec"), names)
 for number, call in enumerate(calls):
     try:
-        value = repr(eval(call, names))
+        value = repr(to_plain(eval(call, names)))
     except Exception:
         continue
     print("\\n" + mark, number, json.dumps(value), flush=True)

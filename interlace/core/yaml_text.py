@@ -44,9 +44,10 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if node.tag in _NUMBER_TAGS and ":" in node.value:
+        is_number = node.tag in _NUMBER_TAGS and isinstance(node, yaml.ScalarNode)
+        if is_number and ":" in node.value:
             node.tag = _TEXT_TAG
-        if node.tag in _NUMBER_TAGS and _OCTAL.fullmatch(node.value):
+        elif is_number and _OCTAL.fullmatch(node.value):
             problem = f"{node.value:.40} is octal in YAML: write the number without the first 0, or a text in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:

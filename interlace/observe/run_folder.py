@@ -157,14 +157,14 @@ class RunFolder:
     def _delete_content(self) -> None:
         """Deletes the folder's content except the lock.
 
-        Refuses a folder without config.yaml. Programs of other kinds have a config.yaml too, so a run's folder must
-        also have one of the folders that a run creates before its configuration.
+        Refuses a folder without config.yaml. Other programs have a config.yaml and a folder checkpoints too, so a run's
+        folder must also have both folders that a run creates before its configuration.
         """
-        is_run = self.config.exists() and (self.samples.is_dir() or self.checkpoints.is_dir())
+        is_run = self.config.exists() and self.samples.is_dir() and self.checkpoints.is_dir()
         if not self.path.is_dir() or not (is_run or self.has_no_files):
             raise UserError(
-                f"{self.path} is not a run folder (a run has config.yaml and the folder samples or checkpoints), so it "
-                "is not overwritten. Give this run another name (--name)."
+                f"{self.path} is not a run folder (a run has config.yaml and the folders samples and checkpoints), so "
+                "it is not overwritten. Delete it yourself, or give this run another name (--name)."
             )
         try:
             if self.path.is_symlink():

@@ -27,6 +27,10 @@ response names on the way to its answer, such as `option (A) is wrong`, are no c
 _SEPARATOR = re.compile(r"[,;±]|\\pm(?![a-z])|\b(?:or|and)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:or|and)\b)[A-Za-z]{2,}")
 """A word, which is no command of LaTeX."""
+_ONE_NUMBER = re.compile(r"(?<![\d,])\d+(?:,\d+|(?:,\d{3})+)(?![\d,])")
+"""A number with commas, such as 1,000 or 3,14, which are no separators."""
+_CALCULATION = re.compile(r"\d\s*[-+*/\u00d7\u00f7]\s*\(*\d[^=]*=")
+"""A step such as `2 + 5 = 7`: the last step of a chain has the answer."""
 _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 """Text between two boxes that are parts of one answer."""
 
@@ -137,7 +141,8 @@ def _end_of_box(text: str, start: int) -> int:
 
 def _is_bare_list(text: str) -> bool:
     """Returns whether a text is several formulas without words, such as `3, 4` or `\\pm 5`: the last is no answer."""
-    return bool(_SEPARATOR.search(text)) and not _WORD.search(text)
+    items = _SEPARATOR.split(_ONE_NUMBER.sub("0", text))
+    return len(items) > 1 and not _WORD.search(text) and not all(map(_CALCULATION.search, items))
 
 
 def _is_marked(text: str) -> bool:

@@ -30,10 +30,12 @@ _NUMBER = re.compile(r"[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _ELEMENTARY = frozenset(
-    ("C", "E", "pi", "Abs", "exp", "ln", "log", "sqrt", "cos", "cot", "csc", "sec", "sin", "tan", "acos", "asin",
+    ("E", "pi", "Abs", "exp", "ln", "log", "sqrt", "cos", "cot", "csc", "sec", "sin", "tan", "acos", "asin",
      "atan", "cosh", "sinh", "tanh", "acosh", "asinh", "atanh")
 )  # fmt: skip
 """Names in an antiderivative besides its variable. `Integral` and `integrate` are none: sympy would solve the task."""
+_CONSTANTS = frozenset(("C", "C1", "c", "K", "k"))
+"""Names of the constant of integration."""
 
 
 def score(prompt: str, response: str, metadata: Mapping[str, JSON], answer: str = "") -> bool:
@@ -47,7 +49,7 @@ def score(prompt: str, response: str, metadata: Mapping[str, JSON], answer: str 
         return verdict(response, metadata, answer)
     if (check := _CHECKS.get(dataset)) and not check(response, metadata, answer):
         return False
-    return _find_scorer(dataset)(response, {"question": prompt, "answer": answer or None, "metadata": metadata}) == 1.0
+    return _find_scorer(dataset)(response, {"question": prompt, "answer": answer, "metadata": metadata}) == 1.0
 
 
 @cache
@@ -68,7 +70,7 @@ def _refuse_code(text: str) -> None:
 def _is_halting_answer(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:
     """Compares the words: the scorer compares bool("True") with bool("False"), which are equal."""
     del metadata
-    return response.strip() == answer.strip()
+    return response.strip().removesuffix(".").casefold() == answer.strip().casefold()
 
 
 def _reaches_target(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:
@@ -111,7 +113,7 @@ def _compute_exactly(node: ast.AST) -> Fraction:
 def _is_antiderivative(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:
     """Returns whether a response is a formula of elementary functions, which is safe for sympy to evaluate."""
     del answer
-    return _has_names_only(response, {*_ELEMENTARY, str(metadata.get("variable"))})
+    return _has_names_only(response, {*_ELEMENTARY, *_CONSTANTS, str(metadata.get("variable"))})
 
 
 def _is_polynomial(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:

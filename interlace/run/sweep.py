@@ -300,6 +300,7 @@ class Sweep:
             raise UserError(
                 f"{self._folder} has no sweep to resume: {path.name}: {first_line(error)}. Start it without --resume."
             ) from None
+        self._rename_runs()
         for variant in self._variants:
             run = RunFolder(path=self._folder / variant.name)
             if run.config.is_file() and load_recipe(str(run.config)) != variant.recipe:
@@ -307,6 +308,22 @@ class Sweep:
                     f"run {run.path} was started with other settings. Resume the sweep with the arguments of its "
                     "start, to which only values may be added, or give this one another name (--name)."
                 )
+
+    def _rename_runs(self) -> None:
+        """Renames each run that has the settings of a combination, but another name.
+
+        Earlier versions named a run by the number as written, such as lr-0.001 instead of lr-1e-3.
+        """
+        names = {variant.name for variant in self._variants}
+        for config in [*self._folder.glob("*/config.yaml")]:
+            if (old := config.parent.name) in names:
+                continue
+            with contextlib.suppress(UserError):  # settings of a removed value may be invalid now
+                recipe = load_recipe(str(config))
+                equal = [variant.name for variant in self._variants if variant.recipe == recipe]
+                if equal and not (self._folder / equal[0]).exists():
+                    config.parent.rename(self._folder / equal[0])
+                    self._finished = {equal[0] if name == old else name for name in self._finished}
 
     def _write_state(self) -> None:
         text = json.dumps({"finished": sorted(self._finished)}, indent=1)

@@ -19,6 +19,7 @@ from interlace.cli.main import app
 from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.open_progress import open_progress
+from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.run.clusters.local import this_machine
 from interlace.run.sweep import Sweep, Variant, load_sweep, normalize_number, split_values
@@ -135,6 +136,20 @@ def test_a_number_has_one_name_in_all_spellings() -> None:
     ]  # fmt: skip
     with pytest.raises(UserError, match="has the value 1e-5 twice"):
         split_values("optimizer.lr=1e-5,1e-05")
+
+
+def test_runs_that_have_the_number_as_written_in_their_name_are_not_trained_again(tmp_path: Path) -> None:
+    arguments = [*settings(tmp_path), "optimizer.lr=0.001,3e-4"]
+    variants = load_sweep("sft", arguments)
+    folder = tmp_path / "runs" / "grid"
+    for name, variant in zip(("lr-0.001", "lr-3e-4"), variants, strict=True):
+        RunFolder.create(folder, name).write_config(variant.recipe)
+    (folder / "sweep.json").write_text('{"finished": ["lr-0.001", "lr-3e-4"]}')
+    with open_progress(Console(quiet=True), num_steps=2, quiet=True) as progress, StopSignal(lambda: None) as stop:
+        result = Sweep(folder, variants, order=None, resume=True).run(progress, stop)
+    assert result.num_left == 0 and not result.failed
+    assert {path.parent.name for path in folder.glob("*/config.yaml")} == {"lr-1e-3", "lr-3e-4"}
+    assert not [*folder.glob("*/metrics.jsonl")]
 
 
 def test_commas_within_brackets_and_quotes_do_not_separate() -> None:

@@ -110,6 +110,9 @@ def test_a_right_program_passes(scorer: Scorer) -> None:
     assert scorer.passes(added, '[{"call": "add([1], [2])", "result": [1, 2]}]')
     assert scorer.passes("def pair(x): return (x, {x})", ["assert pair(1) == (1, {1})"])
     assert scorer.passes("def pair(x): return (x, x)", [{"call": "pair(1)", "result": [1, 1]}]), "JSON has no tuples"
+    derived = "from collections import Counter\nimport enum\nclass One(enum.IntEnum):\n    ONE = 1\n"
+    derived += "def count(x): return Counter(x), frozenset(x), One.ONE, [True]"
+    assert scorer.passes(derived, ["assert count('aab') == ({'a': 2, 'b': 1}, {'a', 'b'}, 1, [True])"])
     reads = "import sys\na, b = map(int, input().split())\nsys.stdout.write(str(a + b))"
     assert scorer.passes(reads, STREAMS)
 
@@ -133,4 +136,5 @@ def test_tests_that_cannot_be_checked_are_refused(tests: JSON) -> None:
 
 def test_the_last_block_after_the_thoughts_is_the_program() -> None:
     assert find_program("```py\na\n```\n```python\nb\n```\ntext") == "b\n"
+    assert find_program("```Python\na\n``` or\n```python3\r\nb\n```\n") == "b\n"
     assert find_program("<think>```python\na\n```</think>b") == "b"

@@ -101,3 +101,6 @@ def test_numbers_are_read_as_they_look() -> None:
         with pytest.raises(yaml.YAMLError, match="is octal in YAML"):
             parse_yaml(f"steps: {number}")
     assert parse_yaml("steps: '010'") == {"steps": "010"}
+    for collection in ("!!int [1]", "!!float {1: 2}"):
+        with pytest.raises(yaml.YAMLError, match="expected a scalar"):
+            parse_yaml(f"steps: {collection}")

@@ -38,7 +38,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", ["notes.txt", "config.yaml"])
 def test_overwriting_spares_a_folder_that_is_no_run(tmp_path: Path, other: str) -> None:
-    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "checkpoints").mkdir(parents=True)
     (tmp_path / "thesis" / "final.tex").write_text("years of work")
     (tmp_path / "thesis" / other).write_text("site_name: thesis")
     with pytest.raises(UserError, match="not a run folder"):

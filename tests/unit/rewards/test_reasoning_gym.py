@@ -89,6 +89,7 @@ def test_a_puzzle_of_24_needs_its_numbers_and_its_value() -> None:
 def test_an_integral_is_not_solved_by_sympy(trick: str) -> None:
     metadata: dict[str, JSON] = {"source_dataset": "simple_integration", "integrand": "2*x", "variable": "x"}
     assert score("", "x**2 + C", metadata, "x**2 + C")
+    assert score("", "x*x + k", metadata, "x**2 + C"), "any constant"
     assert not score("", trick, metadata, "x**2 + C")
 
 
@@ -106,6 +107,12 @@ def test_a_scorer_is_not_deceived(dataset: str, trick: str) -> None:
 def test_a_halting_answer_is_compared_as_a_word() -> None:
     metadata: dict[str, JSON] = {"source_dataset": "game_of_life_halting"}
     assert score("", "False", metadata, "False") and not score("", "True", metadata, "False")
+    assert score("", "true.", metadata, "True") and not score("", "false", metadata, "True")
+
+
+def test_an_answer_may_be_empty() -> None:
+    assert score("", "", {"source_dataset": "ab"}, ""), "all tokens of the row cancel"
+    assert not score("", "A#", {"source_dataset": "ab"}, "")
 
 
 def test_an_answer_may_contain_the_name_nan() -> None:
