@@ -91,7 +91,7 @@ def test_prompts_that_are_too_long_are_refused_or_dropped_and_counted(
         ({"mixture": [{"source": "a.csv"}, {"source": "x/a.csv"}]}, "two sources of mixture have the name 'a'"),
         ({"mixture": [{"source": "a.csv"}], "files": {"train": "a"}}, "one source or a mixture"),
         ({"mixture": [{"weight": 1}]}, "none is given"),
-        ({"mixture": [{"source": "a.csv", "weight": 0}]}, "must be more than 0"),
+        ({"mixture": [{"source": "a.csv", "weight": 0}]}, "one needs a larger weight"),
         ({"reasoning_gym": {"name": "x"}, "columns": {"prompt": "q"}}, "columns and omit belong to tables"),
         ({"files": {"train": "a"}, "overlong": "drop"}, "overlong=drop needs max_prompt_tokens"),
         ({"files": {"train": "a"}, "columns": {"prompt": None}}, "every row needs a prompt"),
