@@ -22,7 +22,7 @@ MEMORY_MIB = 1024
 """Memory that a scoring process may use in addition to its modules: a polynomial such as (x+1)**99999 takes it all."""
 
 _EVALUATES_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-"""Datasets whose scorer passes a response to eval(), to give partial marks to a Python list."""
+"""Datasets whose scorer evaluates a response as Python code, to give partial marks to a Python list."""
 _NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 _ARITHMETIC = re.compile(r"[0-9+\-*/()\s]+", re.ASCII)
 _FORMULA = re.compile(r"[A-Za-z0-9+\-*/().\s]+", re.ASCII)

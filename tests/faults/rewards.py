@@ -54,12 +54,12 @@ def exits_within_the_run(lab: Lab) -> None:
     assert ended.code == 7, ended.text[-600:]
 
 
-def ends_an_evaluation(sent: signal.Signals) -> Callable[[Lab], None]:
+def ends_a_call(sent: signal.Signals) -> Callable[[Lab], None]:
     def check(lab: Lab) -> None:
         heldout = "task.reasoning_gym.heldout_size=8", "reward.timeout_s=1000"
         with lab.start("train", "quickstart", "--name", "x", *settings("hangs", 2), *heldout) as process:
             assert process.stdout is not None
-            while not (line := process.stdout.readline()).startswith("evaluation before 0/1"):
+            while "reward runs trial" not in (line := process.stdout.readline()):  # the first call
                 assert line, "the run ended by itself"
             process.send_signal(sent)
             start_s = time.monotonic()
@@ -109,7 +109,7 @@ FAULTS = [
     Fault(name="every sample fails", check=fails_every_sample),
     Fault(name="exits, with no process of its own", check=exits_within_the_run),
     *(
-        Fault(name=f"{sent.name} while an evaluation hangs", check=ends_an_evaluation(sent))
+        Fault(name=f"{sent.name} while a call hangs", check=ends_a_call(sent))
         for sent in (signal.SIGINT, signal.SIGTERM)
     ),
 ]

@@ -162,10 +162,9 @@ def code_that_evaluates(lab: Lab) -> None:
         r"torch\.load\(|yaml\.(unsafe_)?load\((?!text, _Loader)|shell=True|(?<![\w.])(eval|exec)\("
         r"|read_metadata|all_gather_object"
     )
-    runner = (
-        REPOSITORY / "interlace" / "agents" / "sandbox" / "code.py"
-    )  # runs a policy's code, in a process that is confined
-    files = [path for path in (REPOSITORY / "interlace").rglob("*.py") if path != runner]
+    agents = REPOSITORY / "interlace" / "agents"
+    runners = {agents / "sandbox" / "keeper.py", agents / "code_tests.py"}  # for a policy's code, in the sandbox
+    files = [path for path in (REPOSITORY / "interlace").rglob("*.py") if path not in runners]
     found = [
         f"{path.name}: {line.strip()}"
         for path in files
