@@ -7,7 +7,10 @@ the schedule adds the time of a restart, and the steps after it begin with an em
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice
 from statistics import fmean
+
+from _planner_time import limit_samples
 
 from interlace.flows.steps import StepResult
 from interlace.forecast.costs.profiles import load_profile
@@ -63,9 +66,8 @@ class Phase:
                 on_step=lambda result: result.step < first + SIMULATED,
             ).results  # fmt: skip
         results = self.simulated[schedule]
-        filling, full = results[:first], results[first:]
-        found = [] if is_filled else list(filling)
-        return [*found, *(full[place % len(full)] for place in range(STEPS))][:STEPS]
+        filling = () if is_filled else results[:first]
+        return list(islice(chain(filling, cycle(results[first:])), STEPS))
 
     def seconds(self, schedule: Schedule) -> float:
         """Returns the duration of the phase under a schedule with a full pipeline."""
@@ -86,8 +88,8 @@ def drift_table() -> str:
     phases = [_phase(growth) for growth in GROWTHS]
     static = {name: load_schedule(name) for name in PRESETS}
     for phase in phases:
-        settings = {"search_s": 1e6, "search_samples": round(STATIC_S / FIRST_SAMPLE_S)}
-        request = replace(phase.request, settings=phase.request.settings.model_copy(update=settings))
+        settings = phase.request.settings.model_copy(update=limit_samples(STATIC_S))
+        request = replace(phase.request, settings=settings)
         static[f"planned for {phase.growth:g}x"] = make_plan(request).found.best.schedule
     rows = {
         name: [phase.seconds(schedule) for phase in phases]

@@ -38,9 +38,7 @@ class Case:
         """Returns the search with one process. search_s: its limit in seconds of real time, or of an idle core."""
         profile = load_profile(PROFILE)
         sizes = [f"prompts_per_step={self.prompts}", "samples_per_prompt=16", "sampling.max_new_tokens=28672"]
-        effort = {"search_s": search_s} if is_timed else {
-            "search_s": 1e6, "search_samples": round(search_s / FIRST_SAMPLE_S)
-        }  # fmt: skip
+        effort = {"search_s": search_s} if is_timed else limit_samples(search_s)
         settings = PlanSettings.parse({"max_staleness": MAX_STALENESS, "search_processes": 1, **effort})
         simulation = Simulation(profile=profile, num_devices=self.devices)
         recipe, _ = recipe_for(load_recipe("longtail", sizes), "longtail", sizes, profile)
@@ -52,6 +50,11 @@ CASES = (
     Case(devices=256, prompts=512, short_s=10.0, long_s=40.0),
     Case(devices=4096, prompts=4096, short_s=60.0, long_s=None),
 )
+
+
+def limit_samples(idle_s: float) -> dict[str, float]:
+    """Returns settings that end a search after some samples. idle_s: seconds in which an idle core simulates them."""
+    return {"search_s": 1e6, "search_samples": round(idle_s / FIRST_SAMPLE_S)}
 
 
 def time_table(cases: Sequence[Case] = CASES) -> str:

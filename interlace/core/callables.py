@@ -41,11 +41,11 @@ def _digest_function(function: object) -> str:
     """Computes a digest of a function's code, and of the numbers and texts that it holds."""
     values: list[object] = []
     while isinstance(function, functools.partial):
-        values += [*function.args, *itertools.chain(*sorted(function.keywords.items()))]
+        values += itertools.chain(function.args, *sorted(function.keywords.items()))
         function = function.func
-    values += [*(getattr(function, "__defaults__", None) or ())]
+    values += getattr(function, "__defaults__", None) or ()
     values += [_read_cell(cell) for cell in getattr(function, "__closure__", None) or ()]
-    values += [*itertools.chain(*sorted(getattr(function, "__dict__", {}).items()))]
+    values += itertools.chain(*sorted(getattr(function, "__dict__", {}).items()))
     is_code = inspect.isroutine(function) or inspect.isclass(function)
     try:
         source = inspect.getsource(function if is_code else type(function))  # type: ignore[arg-type]

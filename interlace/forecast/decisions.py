@@ -109,8 +109,7 @@ def choose_start(made: RecipePlan) -> Planned:
     plans = [each for each in found.tied if each.staleness_bound == found.least_stale.staleness_bound]
     if len(plans) == 1:
         return plans[0]
-    profile = with_growth(request.simulation.profile, START_GROWTH)
-    place = Workplace(recipe=request.recipe, simulation=replace(request.simulation, profile=profile))
+    place = _make_workplace(request, START_GROWTH)
     workload = request.workload
     fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
     rates = [0.0] * len(plans)
@@ -128,13 +127,17 @@ def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> t
     """Returns the seconds of a step at FACTORS; empty if the schedule cannot run."""
     row = []
     for factor in FACTORS:
-        profile = with_growth(request.simulation.profile, factor)
-        here = replace(request.simulation, profile=profile)
-        score = Workplace(recipe=request.recipe, simulation=here).score(schedule, fidelity)
+        score = _make_workplace(request, factor).score(schedule, fidelity)
         if not isinstance(score, Score):
             return ()
         row.append(score.step_s)
     return tuple(row)
+
+
+def _make_workplace(request: PlanRequest, growth: float) -> Workplace:
+    """Returns the workplace of a request whose responses are longer by a factor."""
+    profile = with_growth(request.simulation.profile, growth)
+    return Workplace(recipe=request.recipe, simulation=replace(request.simulation, profile=profile))
 
 
 def with_growth(profile: Profile, factor: float) -> Profile:

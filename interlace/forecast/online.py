@@ -237,11 +237,14 @@ class OnlinePlanner:
         and a search in progress ends without a decision.
         """
         profile = self._request.simulation.profile
-        for name, drift in (("rewards", self._reward_drift), ("tools", self._tool_drift)):
+        for name, drift, scale in (
+            ("rewards", self._reward_drift, with_rewards),
+            ("tools", self._tool_drift, with_tools),
+        ):
             if (ratio := drift.ratio) == 1:
                 continue
             progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
-            profile = with_rewards(profile, ratio) if name == "rewards" else with_tools(profile, ratio)
+            profile = scale(profile, ratio)
             drift.restart()
             self._table = self._tabulated = self._making = self._search = None
         self._set_profile(profile)

@@ -7,6 +7,7 @@ in `_CHECKS` or `_VERDICTS` comes before or replaces such a scorer.
 
 import ast
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +27,14 @@ _EVALUATES_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insert
 _NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 _ARITHMETIC = re.compile(r"[0-9+\-*/()\s]+", re.ASCII)
 _FORMULA = re.compile(r"[A-Za-z0-9+\-*/().\s]+", re.ASCII)
+_OPERATIONS: Mapping[type[ast.AST], Callable[..., Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 _NUMBER = re.compile(r"[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*")
@@ -95,18 +104,10 @@ def _compute_exactly(node: ast.AST) -> Fraction:
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_compute_exactly(operand)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _compute_exactly(operand)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _compute_exactly(left) + _compute_exactly(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _compute_exactly(left) - _compute_exactly(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _compute_exactly(left) * _compute_exactly(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _compute_exactly(left) / _compute_exactly(right)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_compute_exactly(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_compute_exactly(left), _compute_exactly(right))
     raise ValueError(f"{type(node).__name__} is not an operation of the task")
 
 

@@ -72,10 +72,13 @@ async def demonstrate(
     """
     if config.dataset is not None:
         setting = f"{section}.dataset={config.dataset}"
-        found = [_list_demonstrated(config.dataset, config.episodes, prompt, setting) for prompt in prompts]
-        pairs = [(prompt, each) for prompt, episodes in zip(prompts, found, strict=True) for each in episodes]
-        return [one for prompt, episode in pairs for one in _cut_episode(prompt, episode, chunk)]
-    recorded = await record_demonstrations(config, env, prompts, seed)
+        recorded = [
+            (prompt, episode)
+            for prompt in prompts
+            for episode in _list_demonstrated(config.dataset, config.episodes, prompt, setting)
+        ]
+    else:
+        recorded = await record_demonstrations(config, env, prompts, seed)
     return [one for prompt, episode in recorded for one in _cut_episode(prompt, episode, chunk)]
 
 

@@ -1,6 +1,7 @@
 """Opens the replay buffer of a run, and the world model that is trained on it."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ import numpy as np
 from interlace.algorithms.replayed import ReplayedAlgorithm, ReplayedSettings, WeightedSettings
 from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
-from interlace.core.types import FloatArray, IntArray
+from interlace.core.types import FloatArray, IntArray, Prompt
 from interlace.flows.run import RoleGroups
 from interlace.robots.datasets.episodes import STATE, RecordedEpisode, chunk_steps, with_reward
 from interlace.robots.datasets.load import open_dataset
@@ -57,15 +58,14 @@ def open_learning(
     )
 
 
-async def make_demonstrations(cluster: Cluster, recipe: Recipe) -> ExpertExamples | None:
+async def make_demonstrations(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExpertExamples | None:
     """Records or reads the demonstrations that the recipe's replay imitates; a resumed run records the same again.
 
-    Returns None if the replay imitates none.
+    prompts: training prompts of the recipe. Returns None if the replay imitates none.
     """
     replay = recipe.replay
     if replay is None or replay.experts is None:
         return None
-    prompts = recipe_prompts(recipe).train
     async with cluster.waiting("replay", "demonstrations"):
         return await make_expert_examples(recipe, prompts, "replay.experts", replay.experts, replay.draw_size)
 

@@ -47,7 +47,7 @@ class PolicyOptions(ServeOptions):
 
     settings: ServingSettings
     run: RunFolder | None = None
-    """Run of the policy, whose stored shapes replace those of a simulator; None for a recipe or a published policy."""
+    """Run whose stored shapes are read instead of a simulator's; None for a recipe or a published policy."""
 
 
 def split_policy_settings(overrides: Sequence[str]) -> tuple[ServingSettings, list[str]]:

@@ -150,7 +150,7 @@ class _PolicySession(RunProcess):
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
                 await record_work(cluster, "reward", "trial", trial)
         hosted = await self._host_flow(cluster, stream)
-        shown = await make_demonstrations(cluster, recipe)
+        shown = await make_demonstrations(cluster, recipe, prompts)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups, shown)
         if learning:
             flow = hosted.run

@@ -149,7 +149,7 @@ class WeightRef:
         return bool(self._list_stored())
 
     def fetch(self) -> None:
-        """Brings the content from the store to this process, where it stays as long as this object exists."""
+        """Brings the content from the store to this process, which keeps it as long as this object exists."""
         for table in self._list_stored():
             len(table)
 

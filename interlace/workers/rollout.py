@@ -258,7 +258,7 @@ class RolloutWorker(Worker):
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
         """Swaps all weights between two decode steps."""
-        expected, self._expected = self._expected, None  # keeps what was fetched until the end of the swap
+        expected, self._expected = self._expected, None  # `expected` keeps the fetched content until the swap ends
         if expected is not None:
             self._interrupted.clear()  # an interruption by expect_weights() has no further purpose
         if self._service:

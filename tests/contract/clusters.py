@@ -12,6 +12,8 @@ from interlace.runtime.sim.loop import VirtualLoop
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
+WITH_TORCH = ("tests.support.rank_pair",)
+"""Module of the fork server that other tests of ranks use too."""
 T = TypeVar("T")
 Body = Callable[[Cluster], Awaitable[T]]
 

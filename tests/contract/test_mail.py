@@ -20,10 +20,8 @@ from interlace.runtime.process.mail import FolderDirectory, Mailbox
 from interlace.runtime.worker import Worker, operation
 from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
-from tests.contract.clusters import CLUSTERS
+from tests.contract.clusters import CLUSTERS, WITH_TORCH
 
-WITH_TORCH = ("tests.support.rank_pair",)
-"""Module of the fork server that other tests of ranks use too."""
 NUM_NUMBERS = 1 << 20
 """Four megabytes: enough to go through shared memory."""
 

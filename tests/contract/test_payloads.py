@@ -23,14 +23,12 @@ from interlace.runtime.worker import WorkerContext, operation
 from interlace.runtime.worker_spec import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
-from tests.contract.clusters import CLUSTERS
+from tests.contract.clusters import CLUSTERS, WITH_TORCH
 from tests.contract.payload_workers import Camera, Learner, Picture, Reader
 from tests.support.episode_runs import OneEngine
 
 KINDS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 ENGINE = OneEngine()
-WITH_TORCH = ("tests.support.rank_pair",)
-"""Module of the fork server that other tests of ranks use too."""
 
 
 class ApartRollout(RolloutWorker):

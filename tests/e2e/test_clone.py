@@ -11,18 +11,12 @@ from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.record import record
 from interlace.run.session import TrainReport
+from tests.support.robots import NEAR_DOT, assert_learned
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe
 
 DOT = (
+    *NEAR_DOT,
     "model.robot={state_size: 2, state_tokens: 1, action_size: 1, chunk: 2, bins: 8, layers: 1}",
-    "episode.features=[]",
-    "episode.env={family: 'tests.support.dot_simulator:Dot', num_envs: 8, settings: {tasks: [near], horizon: 12}}",
-    "task.starts={instructions: [push the puck down], train_size: 64, heldout_size: 16}",
-    "sampling.max_new_tokens=2",
-    "prompts_per_step=8",
-    "logging.loggers=[]",
-    "cluster.devices=cpu:1",
-    "cluster.threads_per_worker=1",
 )
 CLONE = (
     *DOT,
@@ -41,9 +35,7 @@ def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> Train
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("clone")
-    report = run(root, "whole")
-    assert report.before is not None and report.after is not None
-    assert report.after.greedy_accuracy > report.before.greedy_accuracy + 0.3
+    assert_learned(run(root, "whole"))
     return root
 
 

@@ -48,6 +48,14 @@ def goes_on_as_if_nothing_had_been(lab: Lab, *settings: str) -> None:
     assert weights[0] == weights[1], "other weights than those of an undisturbed run"
 
 
+def stop_at(process: subprocess.Popen[str], at: str, message: str) -> None:
+    """Stops a run once a line begins with `at`. message: of the failure if the run ends before."""
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith(at):
+        assert line, message
+    process.send_signal(signal.SIGINT)
+
+
 def by(sent: signal.Signals, find: Callable[[int], int] = lambda driver: driver) -> Kill:
     return lambda process: os.kill(find(process.pid), sent)
 
@@ -150,10 +158,7 @@ def idle_reward_process_dies(lab: Lab) -> None:
     def kill(process: subprocess.Popen[str]) -> None:
         for scorer in running(process.pid, "interlace.rewards.process")[1:]:
             os.kill(scorer, signal.SIGKILL)
-        assert process.stdout is not None
-        while not (line := process.stdout.readline()).startswith("step 8/"):
-            assert line, "the run ended with the reward's process"
-        process.send_signal(signal.SIGINT)
+        stop_at(process, "step 8/", "the run ended with the reward's process")
 
     disturbed(lab, "step 4/", kill, "reward.workers=2").said(0, "Stopped after step")
 
@@ -165,10 +170,7 @@ def fork_server_is_stopped(lab: Lab) -> None:
         server, scorer, *_ = running(process.pid, "interlace.rewards.process")
         os.kill(server, signal.SIGSTOP)
         os.kill(scorer, signal.SIGKILL)
-        assert process.stdout is not None
-        while not (line := process.stdout.readline()).startswith("step 8/"):
-            assert line, "the run ended with the fork server"
-        process.send_signal(signal.SIGINT)
+        stop_at(process, "step 8/", "the run ended with the fork server")
 
     disturbed(lab, "step 4/", stop, "reward.workers=2").said(0, "Stopped after step")
 

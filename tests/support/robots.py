@@ -40,11 +40,28 @@ DOT = (
     "steps=2",
 )
 """Settings for the simulator of one moving dot."""
+NEAR_DOT = (
+    "episode.features=[]",
+    "episode.env={family: 'tests.support.dot_simulator:Dot', num_envs: 8, settings: {tasks: [near], horizon: 12}}",
+    "task.starts={instructions: [push the puck down], train_size: 64, heldout_size: 16}",
+    "sampling.max_new_tokens=2",
+    "prompts_per_step=8",
+    "logging.loggers=[]",
+    "cluster.devices=cpu:1",
+    "cluster.threads_per_worker=1",
+)
+"""Settings for one task of the moving dot, on one device. The shape of the policy (model.robot) is not among them."""
 
 
 def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> TrainReport:
     settings = [*SMALL, shared_cache(), *overrides]
     return run_recipe("robot-cartpole", root, name, settings, **kwargs)
+
+
+def assert_learned(report: TrainReport) -> None:
+    """Asserts that a run has raised the success on held-out starts by more than 0.3."""
+    assert report.before is not None and report.after is not None
+    assert report.after.greedy_accuracy > report.before.greedy_accuracy + 0.3
 
 
 def played(root: Path, name: str) -> list[dict[str, float]]:

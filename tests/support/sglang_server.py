@@ -56,12 +56,10 @@ class StandIn:
         self._folder, self._context, self._key = folder, context, key
         self._version = "default"
         self._numbers = itertools.count()
-        self._running: dict[str, asyncio.Task[None]] = {}
-        """Work of each request at the scheduler, by SGLang's `rid`."""
-        self._names: dict[str, str] = {}
-        """Name of each of these requests at the native engine."""
+        self._running: dict[str, str] = {}
+        """Requests at the scheduler: by SGLang's `rid`, the name at the native engine."""
         self._is_paused = self._is_held = self._is_asleep = False
-        self.has_ended = False
+        self._has_ended = False
         """True once the scheduler has failed, with which SGLang ends."""
 
     def make_app(self) -> web.Application:
@@ -88,7 +86,7 @@ class StandIn:
     async def _check_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self._key and request.headers.get("Authorization") != f"Bearer {self._key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
-        if self.has_ended:
+        if self._has_ended:
             return web.Response(status=500, text="the scheduler ended")
         answer: web.StreamResponse = await handler(request)
         return answer
@@ -159,13 +157,11 @@ class StandIn:
             prompt_ids=body["input_ids"],
             params=params,
         )
-        task = asyncio.current_task()
-        assert task is not None
-        self._running[body["rid"]], self._names[body["rid"]] = task, asked.id
+        self._running[body["rid"]] = asked.id
         try:
             await self._engine.generate([asked], lambda _, delta: deltas.put_nowait(delta))
         finally:
-            del self._running[body["rid"]], self._names[body["rid"]]
+            del self._running[body["rid"]]
 
     async def _abort_later(self, task: "asyncio.Task[None]") -> None:
         while self._is_held:
@@ -180,8 +176,8 @@ class StandIn:
 
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]
-        if rid in self._names and not self._is_held:
-            await self._engine.abort([self._names[rid]])
+        if rid in self._running and not self._is_held:
+            await self._engine.abort([self._running[rid]])
         return web.Response()
 
     async def _pause(self, request: web.Request) -> web.Response:
@@ -190,7 +186,7 @@ class StandIn:
         if mode == "abort":
             while self._running:
                 if not self._is_held:
-                    await self._engine.abort([*self._names.values()])
+                    await self._engine.abort([*self._running.values()])
                 await asyncio.sleep(POLL_S)
         else:
             self._is_held = True
@@ -241,7 +237,7 @@ class StandIn:
             self._end()
 
     def _end(self) -> None:
-        self.has_ended = True
+        self._has_ended = True
         raise web.HTTPInternalServerError(text="the scheduler ended")
 
 

@@ -39,6 +39,8 @@ SEARCH_LEAVES = 0.5
 """Share of the effort that is reserved for a closer prediction of the best plans."""
 START_LEAVES = 0.75
 """Share of the effort that the first candidates leave, if they are many."""
+MIDDLE_SHARE = 0.7
+"""Share of the remaining effort for the simulations at the middle fidelity."""
 FRONT = 5
 """Plans of the Pareto front that are simulated closely although faster plans exist."""
 FIRST = 3
@@ -80,7 +82,7 @@ class _Search:
         self._scales = coarser(workload)
         requests = workload.requests_per_step
         turns = max(1, round(workload.turns / SHORT_TURNS)) if workload.num_envs else 1
-        # The search takes half of the effort, the middle fidelity a fifth, and the final one the rest.
+        # The search takes half of the effort, the middle fidelity at most MIDDLE_SHARE of the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
         self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
@@ -110,7 +112,7 @@ class _Search:
         if current in self._seen:
             chosen = list(dict.fromkeys([current, *chosen]))
         self._middle = self._choose_middle(chosen[:CLOSER])
-        closer = self._score_all(self._select_affordable(chosen, self._middle, 0.7), self._middle)
+        closer = self._score_all(self._select_affordable(chosen, self._middle, MIDDLE_SHARE), self._middle)
         middle = {each: closer.get(each, self._seen[each]) for each in chosen if each not in self._refused}
         others = {each: score for each, score in middle.items() if each not in closer}
         inside = [
@@ -155,7 +157,7 @@ class _Search:
     def _choose_middle(self, candidates: Sequence[Candidate]) -> Fidelity:
         """Returns the middle fidelity. If the effort does not allow it, more steps of the coarse model replace it."""
         num_samples = sum(self._count_samples(each, self._middle) for each in candidates)
-        if self._effort.affords(int(num_samples / 0.7)):
+        if self._effort.affords(int(num_samples / MIDDLE_SHARE)):
             return self._middle
         return replace(self._coarse, steps=2 * self._coarse.steps)
 

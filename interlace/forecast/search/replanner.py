@@ -117,7 +117,7 @@ class CostDrift:
         self._fitted: float | None = None
 
     def observe(self, cost: float, share: float) -> None:
-        """Records the cost of a step, if it has one. The first steps are those of the profile.
+        """Records the cost of a step, if it has one. The median of the first steps counts as the fitted cost.
 
         share: seconds that the cost takes in the step, as a share of the step.
         """

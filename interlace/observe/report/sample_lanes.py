@@ -64,7 +64,7 @@ KINDS = ("queue", "generate", "tool", "episode", "reward", "train")
 
 
 def lanes_view(run: RunData, timeline: DeviceTimeline | None, step: StepChoice) -> LanesView | None:
-    """Builds the lanes of a step, that of the device chart.
+    """Builds the lanes of the step that the device chart shows.
 
     Returns None if the trace does not contain the step, or has no turns of its samples.
     """

@@ -38,7 +38,7 @@ def has_lanes(entries: Sequence[Entry]) -> bool:
 def render_step_sections(entries: Sequence[Entry], choice: StepChoice, menu: StepMenu | None = None) -> dict[str, str]:
     """Renders the sections that show one step. menu: None offers all steps of the traces."""
     if menu is None:
-        known = {step for entry in entries if entry.timeline for step in entry.timeline.steps}
+        known = set[int]().union(*map(_find_steps, entries))
         menu = StepMenu(ranges=format_ranges(known), chosen=write_choice(choice))
     context = {"menu": menu, "has_lanes": has_lanes(entries), "names": [name_steps(entry) for entry in entries]}
     return {
@@ -106,8 +106,8 @@ class StoredSteps:
     @property
     def menu(self) -> StepMenu:
         """Returns the steps of the report, and a note if it lacks some of the runs'."""
-        present = [set(entry.timeline.steps) if entry.timeline else set() for entry in self._entries]
-        stored, known = ({step for steps in sets for step in steps} for sets in (self._steps, present))
+        present = [_find_steps(entry) for entry in self._entries]
+        stored, known = (set[int]().union(*sets) for sets in (self._steps, present))
         folders = [entry.run.folder for entry in self._entries]
         names = shlex.join(path.name if path.parent == ROOT else str(path) for path in folders)
         return StepMenu(
@@ -123,12 +123,17 @@ class StoredSteps:
             for run, entry in enumerate(self._entries):
                 if (step := _choose_step(entry, name)) is not None:
                     yield run, step
-        steps = [sorted(entry.timeline.steps) if entry.timeline else [] for entry in self._entries]
+        steps = [sorted(_find_steps(entry)) for entry in self._entries]
         stride = longest = max(map(len, steps), default=0)
         while stride > 1:
             stride = (stride + 1) // 2
             for at in range(0, longest, stride):
                 yield from ((run, found[at]) for run, found in enumerate(steps) if at < len(found))
+
+
+def _find_steps(entry: Entry) -> set[int]:
+    """Returns the steps of a run's trace."""
+    return set(entry.timeline.steps) if entry.timeline else set()
 
 
 def _choose_step(entry: Entry, choice: StepChoice) -> int | None:
@@ -149,7 +154,7 @@ def parse_choice(text: str) -> StepChoice:
     raise ValueError(f"{text!r} is not a step. Write a number, or one of {', '.join(STEP_NAMES)}.")
 
 
-def format_ranges(steps: "set[int]") -> str:
+def format_ranges(steps: set[int]) -> str:
     """Writes whole numbers as ranges: 1-5,9."""
     parts: list[list[int]] = []
     for step in sorted(steps):

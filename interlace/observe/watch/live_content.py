@@ -11,7 +11,7 @@ from interlace.observe.report.entry import Entry, read_entry
 from interlace.observe.report.header import find_asked_steps
 from interlace.observe.report.page import PageContent, embeddable_json, render_fixed_content
 from interlace.observe.report.steps import render_step_sections
-from interlace.observe.run_data import FileCache, RunData, RunReader, file_state
+from interlace.observe.run_data import FileCache, FileState, RunData, RunReader, file_state
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_lock import is_held
 from interlace.observe.run_sessions import SESSIONS_FILE
@@ -43,6 +43,7 @@ class ContentSource:
         self._timelines = FileCache(DeviceTimeline.read)
         self._signature: object = None
         self._alive: Sequence[bool | None] = ()
+        """Result of is_held for each run when the content was built; part of the signature."""
         self._entries: Sequence[Entry] = ()
         self._fixed: PageContent | None = None
         self._contents: dict[StepChoice, LiveContent] = {}
@@ -65,13 +66,12 @@ class ContentSource:
         choice = self._step if choice is None else choice
         alive = [is_held(folder) for folder in self.folders]
         if self._fixed is None or began_s >= self._next_s or alive != self._alive:
-            self._alive = alive
-            signature = [_signature(folder) for folder in self.folders]
+            signature = (alive, [_list_states(folder) for folder in self.folders])
             if self._fixed is None or signature != self._signature:
                 self._entries = [self._make_entry(reader) for reader in self._readers]
                 self._fixed = render_fixed_content(self._entries)
                 self._contents.clear()
-                self._signature = signature
+                self._alive, self._signature = alive, signature
         if choice not in self._contents:
             if len(self._contents) >= MAX_CHOICES:
                 self._contents.clear()
@@ -92,13 +92,13 @@ class ContentSource:
         return read_entry(run, folder, timeline, state=describe_state(folder, run))
 
 
-def _signature(folder: RunFolder) -> object:
+def _list_states(folder: RunFolder) -> list[FileState | None]:
     """Returns the states of the files that the page shows."""
     files = (
         folder.metrics, folder.evaluations, folder.timeline, folder.config, folder.process, folder.samples,
         folder.path / ANSWERS_FILE, folder.path / SESSIONS_FILE, folder.advice, *folder.videos.glob("*/*"),
     )  # fmt: skip
-    return [file_state(path) for path in files], is_held(folder)
+    return [file_state(path) for path in files]
 
 
 def describe_state(folder: RunFolder, run: RunData) -> str:

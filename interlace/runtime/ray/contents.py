@@ -46,9 +46,8 @@ class RemoteContent(Stored[T]):
 
     def _load_parts(self) -> Sequence[NDArray[np.uint8]]:
         try:
-            return [
-                np.array(part) for part in ray.get(REFERENCES.wait_for(self))
-            ]  # copied: the store's memory is read-only
+            # The parts are copied, because the store's memory is read-only.
+            return [np.array(part) for part in ray.get(REFERENCES.wait_for(self))]
         except RayError as error:
             self.has_ended = True
             raise PayloadLostError(f"the content of a sample is lost: {error}") from error

@@ -41,8 +41,7 @@ class _References:
     def keep(self, references: Named) -> None:
         """Holds the references of the objects that a reply names."""
         with self._changed:
-            for key, refs in references.items():
-                self._kept[key] += refs
+            _add(self._kept, references)
 
     def take(self, references: Named) -> None:
         """Accepts the references of the objects that a call names, which may have arrived before them.
@@ -50,8 +49,7 @@ class _References:
         If a call is cancelled before it is sent, its references stay until the process ends.
         """
         with self._changed:
-            for key, refs in references.items():
-                self._taken[key] += refs
+            _add(self._taken, references)
             self.missing = [named for named in self.missing if not self._set_taken(named)]
             self._changed.notify_all()
 
@@ -79,6 +77,11 @@ class _References:
         """Sets the reference of an object if it has arrived. Returns whether it has."""
         named.ref = _pop_first(self._taken, named.key)
         return named.ref is not None
+
+
+def _add(entries: defaultdict[str, list[Any]], references: Named) -> None:
+    for key, refs in references.items():
+        entries[key] += refs
 
 
 def _pop_first(entries: defaultdict[str, list[Any]], key: str) -> Any:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import ray
 
 from interlace.runtime.process.tensors import PackedTensor, pack, unpack
-from interlace.runtime.ray.references import REFERENCES, note_named
+from interlace.runtime.ray.references import REFERENCES, Referenced, note_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,18 @@ class _Table:
     """Content of a table in this process. Several messages may name the table."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.tensors: dict[str, Tensor] | None = None
+        self._lock = threading.Lock()
+        """Held by a thread that fetches the table."""
+        self._tensors: dict[str, Tensor] | None = None
         """None until the table is fetched."""
+
+    def fetch(self, named: Referenced) -> "dict[str, Tensor]":
+        """Returns the tensors. The first call fetches them from the store. named: an object that names the table."""
+        with self._lock:
+            if self._tensors is None:
+                packed: dict[str, PackedTensor] = ray.get(REFERENCES.wait_for(named))
+                self._tensors = {name: unpack(*entry) for name, entry in packed.items()}
+            return self._tensors
 
 
 _TABLES: "WeakValueDictionary[str, _Table]" = WeakValueDictionary()
@@ -64,14 +73,8 @@ class StoredTensors(Mapping[str, "Tensor"]):
     def _fetch_table(self) -> "dict[str, Tensor]":
         if self._table is None:
             with _LOCK:
-                table = _TABLES.get(self.key) or _TABLES.setdefault(self.key, _Table())
-            with table.lock:  # held by a thread that fetches the table
-                if table.tensors is None:
-                    packed: dict[str, PackedTensor] = ray.get(REFERENCES.wait_for(self))
-                    table.tensors = {name: unpack(*entry) for name, entry in packed.items()}
-            self._table = table
-        assert self._table.tensors is not None
-        return self._table.tensors
+                self._table = _TABLES.setdefault(self.key, _Table())
+        return self._table.fetch(self)
 
 
 def store_large(result: Any) -> Any:

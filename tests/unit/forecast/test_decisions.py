@@ -8,12 +8,13 @@ from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.decisions import FACTORS, DecisionTable, choose_start, list_live, make_table, with_growth
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Planned, Score, SearchResult, accept_all
+from interlace.forecast.search.plans import Planned, SearchResult, accept_all
 from interlace.forecast.simulate import Simulation
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.stages.live import LIVE
+from tests.support.plan_search import score
 
 SHORT, LONG = Schedule(dispatch="least_tokens"), Schedule(dispatch="longest_first")
 TABLE = DecisionTable(
@@ -95,17 +96,14 @@ def plan_with_ties(settings: PlanSettings) -> RecipePlan:
     sizes = ["prompts_per_step=16", "samples_per_prompt=8", "sampling.max_new_tokens=4000", "minibatches=1"]
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
     recipe = load_recipe("quickstart", sizes)
-    score = Score(
-        step_s=1.0, error_s=0.0, tokens_per_s=1.0, goodput=1.0, staleness_mean=0.0, staleness_max=0.0, length_shift=0.0
-    )
     tied = []
     for engines, bound in (("0", 0), ("all", 0), ("all", 4)):
         ahead = {"max_staleness": bound, "batching": "arrival"} if bound else {}
         schedule = Schedule.parse({"placement": {"rollout": engines}, **ahead})
         candidate = Candidate.of(schedule, devices=simulation.devices)
         tied.append(
-            Planned(name="", schedule=schedule, score=score, staleness_bound=bound, candidate=candidate)
-        )  # fmt: skip
+            Planned(name="", schedule=schedule, score=score(1000.0), staleness_bound=bound, candidate=candidate)
+        )
     found = SearchResult(
         ranked=tied, tied=tied, baseline=None, current=None, front=[], why_not=[], num_scored=3, num_pruned=0
     )

@@ -14,7 +14,7 @@ from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
 from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths, with_tools
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Planned, Score, SearchResult, accept_all
+from interlace.forecast.search.plans import Planned, SearchResult, accept_all
 from interlace.forecast.search.replanner import RECENT
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
@@ -23,6 +23,7 @@ from interlace.run.recipe.config import set_schedule
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
+from tests.support.plan_search import score
 
 
 def test_auto_takes_a_bound_and_nothing_else() -> None:
@@ -219,11 +220,8 @@ def test_slower_rewards_and_tools_scale_the_profile_and_make_another_table() -> 
 def test_a_plan_that_needs_no_restart_is_taken_at_once() -> None:
     planner, _ = planner_with()
     areal = load_schedule("areal")
-    score = Score(
-        step_s=1.0, error_s=0.0, tokens_per_s=1.0, goodput=1.0, staleness_mean=0.0, staleness_max=0.0, length_shift=0.0
-    )
     current, best = (
-        Planned(name="", schedule=schedule, score=replace(score, step_s=step_s), staleness_bound=4,
+        Planned(name="", schedule=schedule, score=score(1000 / step_s), staleness_bound=4,
                 candidate=Candidate.of(schedule))
         for schedule, step_s in ((areal, 1.0), (Schedule.parse({**areal.model_dump(), "max_staleness": 2}), 0.5))
     )  # fmt: skip

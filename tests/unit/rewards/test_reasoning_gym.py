@@ -1,7 +1,6 @@
 """The reward of reasoning-gym runs no code of a response, and accepts no answer that only deceives a scorer."""
 
 import inspect
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,5 +115,4 @@ def test_an_answer_may_be_empty() -> None:
 
 
 def test_an_answer_may_contain_the_name_nan() -> None:
-    item = {"question": "", "answer": "Nan is here", "metadata": {"source_dataset": "spell_backward"}}
-    assert is_right(item, json.loads(json.dumps("Nan is here")))  # type: ignore[arg-type]
+    assert score("", "Nan is here", {"source_dataset": "spell_backward"}, "Nan is here")

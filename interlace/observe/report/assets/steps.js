@@ -38,10 +38,10 @@ const Steps = (() => {
 
   // A report shows one step at first, and has the figures of others in templates.
   function showStored(choice) {
+    const chosen = document.querySelector("select[data-steps]").dataset.chosen;
     for (const section of ["timeline", "lanes"]) {
       for (const place of document.querySelectorAll(`#${section} [data-run]`)) {
         if (!first.has(place)) first.set(place, place.innerHTML);
-        const chosen = document.querySelector("select[data-steps]").dataset.chosen;
         const [step, shown] = [choice, chosen].map((one) => place.dataset[one] ?? one);
         const stored = document.querySelector(`template[data-section=${section}][data-run="${place.dataset.run}"][data-step="${step}"]`);
         const open = [...place.querySelectorAll("details[open][data-key]")].map((one) => one.dataset.key);

@@ -106,6 +106,21 @@ def test_the_end_of_one_of_three_runs_is_shown_at_once(tmp_path: Path, monkeypat
     assert "running" not in header and header.count("ended unexpectedly") == 1
 
 
+def test_each_request_after_the_end_of_a_run_with_a_damaged_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request returned the content from before the end, in which the run trains."""
+    monkeypatch.setattr(live_content, "REST", 1e6)
+    folder = make_run(tmp_path, "run")
+    source = ContentSource([folder])
+    with RunLock(folder):
+        assert 'class="state">running<' in content_of(source)["sections"]["header"]
+        folder.metrics.write_text("{broken\n" + folder.metrics.read_text())
+    for _ in range(2):
+        with pytest.raises(UserError, match="is damaged: Expecting property name"):
+            source.read()
+
+
 def test_the_page_shows_whether_the_run_trains(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "run")
     folder.config.write_text(f"steps: {NUM_STEPS + 1}\n")
