@@ -10,6 +10,7 @@ a sequence has finished; "longer calls" follow the rule.
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import MIN_CALL_S, CallLength
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.cost_workers import CheckedEngine, Costs
 from tests.support.sim_run import Workload, simulate
 

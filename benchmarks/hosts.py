@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.hosts import INTERLACE, Hosts, start_ray, two_hosts, why_not
 from tests.support.training import SMALL
 

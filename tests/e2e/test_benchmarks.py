@@ -68,6 +68,13 @@ def test_all_are_there() -> None:
     assert {path.stem for path in FOLDER.glob("[a-z]*.py")} == set(SMALLEST)
 
 
+def test_a_benchmark_finds_the_tests_package_from_each_folder() -> None:
+    """A program that imports it without its path runs only if PYTHONPATH is set."""
+    for path in FOLDER.glob("*.py"):
+        before, found, _ = path.read_text(encoding="utf-8").partition("\nfrom tests.")
+        assert not found or "sys.path.insert(0, str(Path(__file__).parents[1]))" in before, path.name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=ON_RAY if name == "channel" else ()) for name in SMALLEST])
 def test_a_benchmark_runs_and_writes_what_it_measured(name: str, tmp_path: Path) -> None:
