@@ -291,7 +291,8 @@ def _align_tensors(model: PreTrainedModel) -> None:
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
     """Recomputes each layer in the backward. transformers does so only for layers in training mode, which enables
-    dropout too, so only the layers themselves are set to training mode, with dropout rates of 0."""
+    dropout too, so only the layers themselves are set to training mode, with dropout rates of 0. Some architectures
+    name a rate `resid_pdrop` or `layerdrop`."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -301,5 +302,5 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
         layer.gradient_checkpointing, layer.training = True, True
         vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False)
         for name, value in vars(layer).items():
-            if "dropout" in name and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)

@@ -181,10 +181,12 @@ def check_backward(model: PreTrainedModel, compute_loss: Callable[[], Tensor], r
 def check_router_loss(model: PreTrainedModel) -> None:
     """Raises UserError if the configuration requests a load-balancing loss, which this trainer does not add."""
     text = model.config.get_text_config()
-    coefficient = getattr(text, "router_aux_loss_coef", None)
+    # Configurations name the coefficient differently (DBRX: ffn_config.moe_loss_weight), and the models store it.
+    stored = (getattr(model, name, None) for name in ("router_aux_loss_coef", "aux_loss_coef"))
+    coefficient = next(filter(None, (*stored, getattr(text, "router_aux_loss_coef", None))), None)
     if getattr(text, "output_router_logits", False) and coefficient:
         raise UserError(
             f"{type(model).__name__}: its config.json requests a load-balancing loss of the routers "
-            f"(output_router_logits=true, router_aux_loss_coef={coefficient}), which the trainer does not add. "
+            f"(output_router_logits=true, with the coefficient {coefficient}), which the trainer does not add. "
             "Set output_router_logits=false in config.json to train with the policy loss alone."
         )

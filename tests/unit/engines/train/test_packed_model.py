@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import DbrxConfig, DbrxForCausalLM, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Sample
@@ -17,7 +17,7 @@ from interlace.engines.train import (
     sft_loss,
 )
 from interlace.engines.train.attention import PACKED_ATTENTION
-from tests.unit.engines.train.models import PACKED, PADDED, plain_logits, ragged_samples, tiny_model
+from tests.unit.engines.train.models import PACKED, PADDED, VOCABULARY, plain_logits, ragged_samples, tiny_model
 
 TEMPERATURE = 0.7
 
@@ -96,6 +96,33 @@ def test_dropout_is_off_whatever_the_model_was_configured_with() -> None:
     )
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def make_dbrx(**settings: object) -> PreTrainedModel:
+    """Makes a model whose layers name their dropout rate resid_pdrop, and the weight of the router loss by its own."""
+    torch.manual_seed(0)
+    config = DbrxConfig(
+        vocab_size=VOCABULARY, d_model=32, n_heads=4, n_layers=2, max_seq_len=64,
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        ffn_config={"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        **settings,
+    )  # fmt: skip
+    return DbrxForCausalLM(config)
+
+
+def test_a_recomputed_layer_drops_nothing_under_any_name_of_the_rate() -> None:
+    samples = ragged_samples(4)
+    expected = LogprobEngine(make_dbrx(), config=TrainConfig()).logprobs(samples)
+    config = TrainConfig(actor=ActorConfig(gradient_checkpointing=True))
+    found = LogprobEngine(make_dbrx(resid_pdrop=0.5), config=config).logprobs(samples)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_router_loss_is_refused_under_any_name_of_its_weight() -> None:
+    model = make_dbrx(output_router_logits=True)
+    with pytest.raises(UserError, match=r"with the coefficient 0\.01\), which the trainer does not add"):
+        TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(), config=TrainConfig())
 
 
 def test_a_padding_model_says_so_and_keeps_its_own_attention() -> None:
