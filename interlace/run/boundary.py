@@ -11,6 +11,7 @@ from interlace.flows.offline_run import OfflineRun
 from interlace.flows.run import PolicyRun
 from interlace.flows.steps import Ended, StepResult
 from interlace.observe.goodput import Ledger
+from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.progress import ProgressView
 from interlace.observe.quiet import QuietWatch
@@ -92,7 +93,8 @@ class Boundary(ABC):
         self._job, self._run, self._saver, self._stream = job, run, saver, stream
         self._logger, self._trace, self._quiet = logger, trace, quiet
         self._recipe, self._folder, self._progress = job.recipe, job.folder, job.progress
-        self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates)
+        earlier = read_whole_rows(job.folder.metrics) if job.start.checkpoint else ()
+        self._failed_updates = FailedUpdates(job.recipe.optimizer.max_failed_updates, earlier)
         self._best = BestKeeper(job.recipe.best, job.folder, saver.checkpoints, job.progress)
         self._boundary: StateLater | None = None
         """The state at the end of this process's last step."""

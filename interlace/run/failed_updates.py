@@ -1,6 +1,6 @@
 """Ends a run whose updates fail. The engine drops a failed update, because it would erase the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from interlace.core.errors import FailedUpdatesError
 
@@ -11,17 +11,19 @@ IN_A_ROW = "failed_updates_in_a_row"
 class FailedUpdates:
     """Counts the consecutive failed updates of each trained role, over a run's steps."""
 
-    def __init__(self, limit: int) -> None:
-        """limit: number of consecutive failures that ends a run."""
+    def __init__(self, limit: int, earlier: Iterable[Mapping[str, object]] = ()) -> None:
+        """limit: number of consecutive failures that ends a run. earlier: metrics of the steps before a resumption."""
         self._limit = limit
         self._in_a_row: dict[str, int] = {}
         """Consecutive failures of each role, up to the last step."""
         self._has_updated: set[str] = set()
+        for metrics in earlier:
+            self.failing(metrics)
 
-    def failing(self, metrics: Mapping[str, float]) -> dict[str, int]:
+    def failing(self, metrics: Mapping[str, object]) -> dict[str, int]:
         """Records a step. Returns the roles whose failures reached the limit, with the number of failures."""
         trained = {key.partition("/")[0] for key in metrics if key.endswith("/skipped_minibatches")}
-        now = {role: int(metrics.get(f"{role}/{IN_A_ROW}", 0)) for role in trained}
+        now = {role: _read_count(metrics.get(f"{role}/{IN_A_ROW}")) for role in trained}
         self._has_updated |= {role for role in trained if not now[role]}
         before, self._in_a_row = self._in_a_row, {role: count for role, count in now.items() if count}
         # A single batch may break all minibatches of its step by accident; the next batch may be sound.
@@ -37,6 +39,10 @@ class FailedUpdates:
         for role in self._in_a_row:
             if role not in self._has_updated:
                 raise FailedUpdatesError(_describe_failures(role, f"all updates of the {role}"))
+
+
+def _read_count(value: object) -> int:
+    return int(value) if isinstance(value, int | float) else 0
 
 
 def _describe_failures(role: str, which: str) -> str:

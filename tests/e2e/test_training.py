@@ -330,3 +330,12 @@ def test_a_learning_rate_beyond_all_bounds_ends_the_run_with_its_first_weights(r
         run(root, "explodes", ["steps=8", "optimizer.lr=1e30", "optimizer.max_failed_updates=5"])
     assert [line["actor/failed_updates_in_a_row"] for line in metrics(root, "explodes")] == [2, 4, 6]
     assert equal_weights(final_weights(root, "explodes"), final_weights(root, "sound"))
+
+
+def test_a_resumed_run_counts_the_failed_updates_before_it(root: Path) -> None:
+    settings = ["steps=8", "optimizer.lr=1e30", "optimizer.max_failed_updates=5"]
+    with pytest.raises(InterlaceError, match="all updates of the actor were dropped"):
+        run(root, "failing", settings, stop_after=2)
+    with pytest.raises(InterlaceError, match="step 3: the last 6 updates of the actor were dropped"):
+        run(root, "failing", settings, resume=True)
+    assert [line["actor/failed_updates_in_a_row"] for line in metrics(root, "failing")] == [2, 4, 6]

@@ -23,8 +23,9 @@ UNDECAYED = re.compile(r"bias$|norm\.weight$|norm_\w*\.weight$")
 
 OptimizerState: TypeAlias = dict[str, "Tensor"]
 """State in a checkpoint in addition to the weights: AdamW's tensors under `exp_avg.PARAMETER` and so on, by the names
-of the model's parameters, so that any number of ranks finds its part; and STEPS, the number of optimizer steps."""
-STEPS = "num_steps"
+of the model's parameters, so that any number of ranks finds its part; and the counts STEPS and FAILED."""
+STEPS, FAILED = "num_steps", "num_failed"
+"""Names of the number of optimizer steps, and of the failed updates since the last step."""
 
 
 class Optimizer:
@@ -34,6 +35,8 @@ class Optimizer:
         self.config = config
         self.step_count = 0
         """Optimizer steps taken."""
+        self.num_failed = 0
+        """Failed updates since the last step. The engine counts them."""
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         trained = [*self._named.values()]
         matrices = [each for name, each in self._named.items() if each.ndim >= 2 and not UNDECAYED.search(name)]
@@ -95,12 +98,16 @@ class Optimizer:
             for name, parameter in self._named.items()
             for kind, tensor in self._adamw.state[parameter].items()
         }
-        return {**state, STEPS: torch.tensor(self.step_count)}
+        return {**state, STEPS: torch.tensor(self.step_count), FAILED: torch.tensor(self.num_failed)}
 
     def empty_state(self, names: Iterable[str]) -> OptimizerState:
         """Makes empty tensors for a saved state, sharded over the ranks like this optimizer's state."""
         state: OptimizerState = {STEPS: torch.tensor(0)}
-        for kind, parameter in ((name.partition(".")[0], name.partition(".")[2]) for name in names if name != STEPS):
+        for name in names:
+            kind, _, parameter = name.partition(".")
+            if not parameter:  # a count
+                state[name] = torch.tensor(0)
+                continue
             # AdamW counts the steps of each parameter in a separate number.
             like = self._named[parameter]
             state[f"{kind}.{parameter}"] = (
@@ -111,10 +118,13 @@ class Optimizer:
     def load_state_dict(self, state: OptimizerState) -> None:
         """Takes ownership of the tensors."""
         self._adamw.state.clear()
+        self.num_failed = 0  # a checkpoint of an earlier version has no such count
         for key, tensor in state.items():
             kind, _, name = key.partition(".")
             if key == STEPS:
                 self.step_count = int(tensor)
+            elif key == FAILED:
+                self.num_failed = int(tensor)
             else:
                 self._adamw.state[self._named[name]][kind] = tensor
 

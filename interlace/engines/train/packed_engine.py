@@ -199,8 +199,6 @@ class TrainedEngine(PackedEngine, ABC):
         self._reports: list[MinibatchReport] = []
         """The step's closed minibatches."""
         self._plans = PlanQueue(self._own_split, self._collate, self.packed.device)
-        self._num_failed = 0
-        """Failed updates since the last successful one."""
         self._stopped = False
         """Flag: the step's remaining minibatches are dropped."""
         check_backward(
@@ -271,9 +269,10 @@ class TrainedEngine(PackedEngine, ABC):
         if closed.count:  # else zeros would enter the mean of the step
             metrics["grad_norm"] = norm
         metrics["skipped_minibatches"] = float(skip)
-        if fails or (self._num_failed and not skip):
-            self._num_failed = self._num_failed + 1 if fails else 0
-            metrics["failed_updates_in_a_row"] = float(self._num_failed)
+        num_failed = self.optimizer.num_failed
+        if fails or (num_failed and not skip):
+            self.optimizer.num_failed = num_failed + 1 if fails else 0
+            metrics["failed_updates_in_a_row"] = float(self.optimizer.num_failed)
         found = {self._named(name): value for name, value in metrics.items()}
         self._reports.append(MinibatchReport(metrics=found, weights=weights))
         return found
