@@ -12,7 +12,6 @@ from interlace.core.errors import (
     PayloadLostError,
     RemoteError,
     RestartBudgetError,
-    StoppedError,
     UserError,
     WorkerDiedError,
     is_full_disk,
@@ -78,7 +77,7 @@ _INFRASTRUCTURE = re.compile(
     rf"|^OSError: \[Errno ({_ERRNOS})\]|^RuntimeError: .*gloo/transport|CUDA error: uncorrectable ECC"
 )
 """First line of an error that a connection, a device or a disk caused. gloo raises only RuntimeError."""
-_OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, PayloadLostError, RestartBudgetError, StoppedError)
+_OF_THE_MACHINE = (MemoryError, EpisodeLostError, HangError, PayloadLostError, RestartBudgetError)
 
 
 def is_infrastructure_error(error: BaseException) -> bool:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.errors import RemoteError, close_names, nearest
+from interlace.core.causes import Cause, cause_of
+from interlace.core.errors import RemoteError, StoppedError, close_names, nearest
 
 
 def test_a_remote_error_survives_the_way_home() -> None:
@@ -48,3 +49,7 @@ def test_only_a_name_that_may_be_meant_is_proposed(given: str, options: list[str
 
 def test_a_long_list_of_names_is_not_printed() -> None:
     assert nearest("zzz", [f"name_{number}" for number in range(29)]) == " None of the 29 known names is like it."
+
+
+def test_a_stop_that_the_user_requested_has_no_other_cause() -> None:
+    assert cause_of(StoppedError("stopped before there was anything to save.")) is Cause.USER
