@@ -14,6 +14,8 @@ TAKEN = ("mean", "std", "max", "min")
 """Names that no part of a reward may have: the metrics of a step use them for the reward itself."""
 MODEL = "model"
 """The name of the reward that a model gives, and of the part that holds the model's own number."""
+LARGEST = 2.0**128 - 2.0**104
+"""Largest reward: a larger one is infinite in float32."""
 GIVEN = "interlace.rewards.given:"
 """Beginning of the names of functions that a program gave as objects."""
 
@@ -83,6 +85,17 @@ class RewardConfig(Config):
         parts = [{"name": part} if isinstance(part, str) else part for part in data["parts"]]
         # A verdict of a part counts as 1 or 0, so the defaults of a single verdict would be out of reach.
         return {"name": SUM, "correct": 1.0, "incorrect": 0.0, **data, "parts": parts}
+
+    @model_validator(mode="after")
+    def _check_largest(self) -> Self:
+        for name, value in (("correct", self.correct), ("incorrect", self.incorrect)):
+            if abs(value) + self.shaping.max_penalty > LARGEST:
+                taken_off = f" with up to {penalty:g} taken off" if (penalty := self.shaping.max_penalty) else ""
+                raise ValueError(
+                    f"reward.{name} = {value:g}{taken_off} is infinite in float32, in which rewards are computed: give "
+                    "smaller numbers"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_sum_parts(self) -> Self:

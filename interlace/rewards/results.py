@@ -13,15 +13,13 @@ import numpy as np
 from interlace.core.causes import cause_of
 from interlace.core.errors import UserError
 from interlace.core.types import RewardResult
-from interlace.rewards.config import TAKEN, RewardConfig
+from interlace.rewards.config import LARGEST, TAKEN, RewardConfig
 from interlace.rewards.signature import RewardTypeError
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
 """Value of a reward function: a verdict, the reward, or its named parts."""
 ACCURACY = "accuracy"
 """The part that holds a verdict: 1 or 0, regardless of its reward."""
-LARGEST = float(np.finfo(np.float32).max)
-"""Largest reward: a larger one is infinite in float32."""
 RETURNED = "the reward function returned"
 """First words of each message about a value that is not a reward."""
 _PACKAGE = Path(__file__).parents[1]

@@ -32,6 +32,14 @@ def test_a_verdict_becomes_the_configured_reward() -> None:
     assert (returning(False).reward, returning(False).parts) == (-1.0, {"accuracy": 0.0})
 
 
+@pytest.mark.parametrize(
+    "given", [{"correct": 1e39}, {"incorrect": -1e39}, {"shaping": {"overlong_limit": 9, "overlong_penalty": 1e39}}]
+)
+def test_a_verdict_that_is_infinite_in_float32_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=r"is infinite in float32"):
+        RewardConfig.parse(given)
+
+
 def test_a_function_that_changes_its_arguments_does_not_change_the_row() -> None:
     """The other samples of the prompt have the same row, and so do later steps."""
 
