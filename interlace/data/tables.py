@@ -86,8 +86,18 @@ def _is_json_lines(text: bytes) -> bool:
 
 
 def _parse_json(text: bytes, origin: str) -> Any:
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            doubled = next(name for name in names if names.count(name) > 1)
+            raise UserError(
+                f"{origin}: an object has the key {doubled!r} twice, of which one would be lost. Rename one."
+            )
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=make_object)
     except UnicodeDecodeError as error:
         raise UserError(_refuse_encoding(origin, error)) from None
     except ValueError as error:

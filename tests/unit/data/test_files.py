@@ -78,6 +78,14 @@ def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
     assert "set.jsonl:1: column 'prompt' is a int" in refusal(write(tmp_path, '{"prompt": 1, "answer": "1"}'))
 
 
+@pytest.mark.parametrize("row", ['{"prompt": "1", "answer": "1", "answer": "2"}', '{"meta": {"a": 1, "a": 2}}'])
+def test_a_key_that_an_object_has_twice_is_refused(tmp_path: Path, row: str) -> None:
+    assert "set.jsonl:2: an object has the key 'a" in refusal(write(tmp_path, json.dumps(GOOD), row))
+    path = tmp_path / "set.json"
+    path.write_text(f"[{row}]")
+    assert "set.json: an object has the key 'a" in refusal(path)
+
+
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1+1?"},
