@@ -31,6 +31,8 @@ _ONE_NUMBER = re.compile(r"(?<![\d,])\d+(?:,\d+|(?:,\d{3})+)(?![\d,])")
 """A number with commas, such as 1,000 or 3,14, which are no separators."""
 _CALCULATION = re.compile(r"\d\s*[-+*/\u00d7\u00f7]\s*\(*\d[^=]*=")
 """A step such as `2 + 5 = 7`: the last step of a chain has the answer."""
+_EQUATED = re.compile(r"\s*[\d.,]+(?:\s*=\s*[\d.,]+)+\s*")
+"""Numbers and equal signs, such as `6 = 5`, of whose text the last number is no answer."""
 _BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
 """Text between two boxes that are parts of one answer."""
 
@@ -43,7 +45,8 @@ def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
     text = _normalize_numbers(_last_boxes(response.rpartition("</think>")[2]))
-    readings = [text] if _is_marked(text) else [f"${text}$"] if _is_bare_list(text) else [text, f"${text}$"]
+    is_formula = _is_bare_list(text) or _EQUATED.fullmatch(text)
+    readings = [text] if _is_marked(text) else [f"${text}$"] if is_formula else [text, f"${text}$"]
     if any(_is_equal(gold, _parse_expressions(reading)) for reading in readings):
         return True
     return not _is_marked(text) and _is_chosen(gold_text, text)
@@ -59,9 +62,23 @@ def _is_equal(gold: Sequence[Any], found: Sequence[Any]) -> bool:
 
     return any(
         verify(one, other, timeout_seconds=None) and not _are_different_numbers(one, other)
-        for one in gold
         for other in found
+        if not _equates_numbers(other)
+        for one in gold
     )
+
+
+def _equates_numbers(expression: Any) -> bool:
+    """Returns whether an equation has two different numbers as its sides, such as 6=5, which math-verify reads as 5.
+
+    The sides of a calculation may differ by rounding, as in 1/3=0.33.
+    """
+    from sympy import And, Eq
+
+    if isinstance(expression, And):
+        return any(map(_equates_numbers, expression.args))
+    sides = expression.args if isinstance(expression, Eq) else ()
+    return len(sides) == 2 and all(side.is_Number for side in sides) and not (sides[0] - sides[1]).is_zero
 
 
 def _are_different_numbers(one: Any, other: Any) -> bool:
@@ -74,7 +91,7 @@ def _are_different_numbers(one: Any, other: Any) -> bool:
     try:
         first, second = (each.evalf(20) for each in both)
         allowed = RELATIVE_TOLERANCE * max(abs(first), abs(second))
-        # 50% is 0.5, and math-verify takes 50 for it as well.
+        # 50% is 0.5, and math-verify takes 50 for it as well: of an answer in per cent, either form is right.
         differences = (first - second, 100 * first - second, first - 100 * second)
         return not any(abs(difference) <= allowed for difference in differences)
     except (TypeError, ValueError, OverflowError):
