@@ -4,7 +4,9 @@ A row has its tests in the column `tests`, a list of
 
 - `{"stdin": "1 2", "stdout": "3"}`: the program reads one text and prints the other;
 - `{"call": "add(1, 2)", "result": 3}`: an expression of the program's names has this value;
-- `"assert add(1, 2) == 3"`: the same, as MBPP writes it. The right side is a literal.
+- `"assert add(1, 2) == 3"`: the same, as MBPP writes it. One side is a literal, or `set` or another container of one.
+  Further forms are `assert is_even(2)`, `assert not is_even(3)`, `assert math.isclose(half(1), 0.5)` and
+  `assert abs(half(1) - 0.5) < 1e-6`.
 
 A program shares its process with the harness, so it can replace builtins, end the process or write the harness's output
 itself. None of this helps: a process gets the inputs only, and the results are compared outside as plain data. Values
@@ -12,12 +14,14 @@ of derived types, such as Counter, IntEnum and numpy's numbers, are written as t
 """
 
 import ast
+import builtins
 import json
+import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from interlace.agents.sandbox.client import LastingSandbox
 from interlace.agents.sandbox.limits import CodeResult
@@ -74,6 +78,10 @@ class CallTest:
     """Plain data: numbers, texts, and lists, tuples, sets and dicts of them."""
     is_json: bool = False
     """True if `result` comes from JSON, which has lists only: a tuple with the same items is equal."""
+    is_truth: bool = False
+    """True if only the truth of the value counts. `result` is the truth that it must have."""
+    tolerance: Mapping[str, float] | None = None
+    """Arguments of math.isclose, which then compares the value with `result`. If None, both are equal."""
 
 
 CodeTest: TypeAlias = StreamTest | CallTest
@@ -149,16 +157,80 @@ def _read_test(given: JSON) -> CodeTest:
     )
 
 
+_CONSTRUCTORS: Mapping[str, Callable[[Any], object]] = {
+    each.__name__: each for each in (dict, frozenset, list, set, tuple)
+}
+"""Types whose values an assert may write as a call of a literal, such as `set((1, 2))`."""
+
+
 def _read_assert(text: str) -> CallTest:
     try:
         match ast.parse(text.strip()).body:
-            case [ast.Assert(test=ast.Compare(left=call, ops=[ast.Eq() | ast.Is()], comparators=[expected]))]:
-                return CallTest(call=ast.unparse(call), result=ast.literal_eval(expected))
+            case [ast.Assert(test=condition)]:
+                return _read_condition(condition)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise UserError(
-        f"the test {text!r:.80} cannot be checked outside of the program's process: write `assert CALL == LITERAL`."
+        f"the test {text!r:.80} cannot be checked outside of the program's process: write `assert CALL == LITERAL`, "
+        "`assert NAME(...)`, `assert not NAME(...)` or `assert math.isclose(CALL, NUMBER)`."
     )
+
+
+def _read_condition(node: ast.expr) -> CallTest:
+    """Reads the condition of an assert. Raises ValueError if it cannot be checked outside of the program's process.
+
+    The program gets calls whose values are compared here. It may replace every name, so `abs`, `math.isclose` and the
+    built-in functions that return a truth are not called in its process.
+    """
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Name()) as call):
+            return replace(_read_condition(call), result=False)
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub()) as gap]),
+            ops=[ast.Lt() | ast.LtE()],
+            comparators=[bound],
+        ):
+            return _read_close(gap.left, gap.right, {"rel_tol": 0.0, "abs_tol": _read_number(bound)})
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+            call, expected = (right, left) if _is_literal(left) else (left, right)
+            return CallTest(call=ast.unparse(call), result=_read_literal(expected))
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[left, right]):
+            return _read_close(left, right, {str(each.arg): _read_number(each.value) for each in node.keywords})
+        case ast.Call(func=ast.Name(id=name)) if not hasattr(builtins, name):
+            return CallTest(call=ast.unparse(node), result=True, is_truth=True)
+    raise ValueError(f"{ast.unparse(node)} is not a condition on one value")
+
+
+def _read_close(left: ast.expr, right: ast.expr, tolerance: Mapping[str, float]) -> CallTest:
+    call, expected = (right, left) if _is_literal(left) else (left, right)
+    result = _read_number(expected)
+    math.isclose(result, result, **tolerance)  # refuses unknown and negative arguments
+    return CallTest(call=ast.unparse(call), result=result, tolerance=tolerance)
+
+
+def _read_literal(node: ast.expr) -> object:
+    """Returns the value of a literal, or of a constructor's call with one. Raises ValueError for other expressions."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _CONSTRUCTORS:
+            return _CONSTRUCTORS[name](_read_literal(argument))
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=[]) if name in _CONSTRUCTORS:
+            return _CONSTRUCTORS[name](())
+    return ast.literal_eval(node)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        _read_literal(node)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_number(node: ast.expr) -> float:
+    value = ast.literal_eval(node)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
 
 
 def _read_values(result: CodeResult, mark: str) -> dict[int, str]:
@@ -179,7 +251,20 @@ def _has_result(test: CallTest, printed: str | None) -> bool:
         value = ast.literal_eval(json.loads(printed))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
+    if test.is_truth:
+        return bool(value) == test.result
+    if test.tolerance is not None:
+        return _is_close(value, test.result, test.tolerance)
     return bool((_to_lists(value) if test.is_json else value) == test.result)
+
+
+def _is_close(value: object, expected: object, tolerance: Mapping[str, float]) -> bool:
+    if not isinstance(value, int | float) or not isinstance(expected, float):
+        return False
+    try:
+        return math.isclose(value, expected, **tolerance)
+    except OverflowError:  # an integer that is larger than each float
+        return False
 
 
 def _to_lists(value: object) -> object:

@@ -123,10 +123,39 @@ def test_a_wrong_program_fails_each_kind_of_test(scorer: Scorer) -> None:
     assert not scorer.passes("def add(a, b): return '3'", CALLS[:1])
 
 
+FORMS: Sequence[tuple[str, str]] = (
+    ("assert is_even(2)", "assert is_even(3)"),
+    ("assert not is_even(3)", "assert not is_even(2)"),
+    ("assert True == is_even(2)", "assert True == is_even(3)"),
+    ("assert set(pair(2)) == set((2, 3))", "assert set(pair(2)) == set((2, 4))"),
+    ("assert sorted(pair(2)) == list((2, 3))", "assert sorted(pair(2)) == list((3, 2))"),
+    ("assert math.isclose(half(1), 0.49, rel_tol=0.1)", "assert math.isclose(half(1), 0.49, rel_tol=0.001)"),
+    ("assert abs(half(1) - 0.49) < 0.1", "assert abs(0.49 - half(1)) <= 0.001"),
+)
+"""Asserts of a program: one that holds, and one of the same form that does not."""
+PROGRAM = """
+import math
+def is_even(x): return x % 2 == 0
+def pair(x): return (x + 1, x)
+def half(x): return x / 2
+"""
+
+
+@pytest.mark.parametrize(("right", "wrong"), FORMS)
+def test_asserts_of_several_forms_are_checked_outside(scorer: Scorer, right: str, wrong: str) -> None:
+    assert scorer.passes(PROGRAM, [right]) and not scorer.passes(PROGRAM, [wrong])
+    replaced = "class math:\n    isclose = lambda *_, **__: True\nabs = lambda _: 0\n"
+    own = "def is_even(x): return None\ndef pair(x): return ()\ndef half(x): return 10 ** 400\n"
+    if "not" not in right:
+        assert not scorer.passes(replaced + own, [right])
+
+
 @pytest.mark.parametrize(
     "tests",
     [None, [], "[]", "x", 3, [3], [{"stdin": "1"}], [{"call": "f()", "result": 1, "weight": 2}], ["f(1) == 2"],
-     ["assert f(1)"], ["assert f(1) == g(1)"], ["assert f(1) == 1; x = 2"]],
+     ["assert f(1) == g(1)"], ["assert f(1) == 1; x = 2"], ["assert all(f(1))"], ["assert not any(f(1))"],
+     ["assert f(1) > 0"], ["assert f(1) and g(1)"], ["assert math.isclose(f(1), g(1))"],
+     ["assert math.isclose(f(1), 1, rel_tol=-1)"], ["assert abs(f(1)) < 1"]],
 )  # fmt: skip
 def test_tests_that_cannot_be_checked_are_refused(tests: JSON) -> None:
     """A row without tests would give its reward to every program."""
