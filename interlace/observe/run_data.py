@@ -59,7 +59,7 @@ class RunData:
         """Reads a run's folder. Raises UserError if no step was logged."""
         run = RunReader(folder).read()
         if not run.rows:
-            raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
+            raise make_no_step_error(folder)
         return run
 
     def curve(self, metric: str) -> Points:
@@ -92,6 +92,11 @@ class RunData:
     def length_bias(self) -> LengthBias | None:
         """Returns the length bias of trained samples; None if there are none."""
         return LengthBias.of(self.lengths(TerminalEvent.TRAINED), self.lengths())
+
+
+def make_no_step_error(folder: RunFolder) -> UserError:
+    """Returns the error of a run without a step."""
+    return UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
 
 
 FileState = tuple[int, int, int]

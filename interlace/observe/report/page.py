@@ -19,7 +19,7 @@ from interlace.observe.report.panels import RUN_COLOURS, build_panels
 from interlace.observe.report.render import asset, render_template
 from interlace.observe.report.samples import answer_pairs, answers_over_time, failure_causes, sample_groups
 from interlace.observe.report.steps import STEP_SECTIONS, StepMenu, StoredSteps, has_lanes, render_step_sections
-from interlace.observe.run_data import RunData, RunReader
+from interlace.observe.run_data import RunData, RunReader, make_no_step_error
 from interlace.observe.run_folder import RunFolder
 
 STYLES = ("uplot.css", "page.css")
@@ -69,7 +69,7 @@ def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None =
 def _read_folder(folder: RunFolder) -> Entry:
     run = RunReader(folder).read()
     if not (run.rows or run.transcripts or run.evaluations):
-        run = RunData.read(folder)  # raises the error of a run without a step
+        raise make_no_step_error(folder)
     return read_entry(run, folder, DeviceTimeline.read(folder.timeline))
 
 
