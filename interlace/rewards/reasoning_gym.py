@@ -7,6 +7,7 @@ in `_CHECKS` or `_VERDICTS` comes before or replaces such a scorer.
 
 import ast
 import json
+import math
 import operator
 import re
 import sys
@@ -35,6 +36,8 @@ _OPERATIONS: Mapping[type[ast.AST], Callable[..., Fraction]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
+_LARGEST_POWER = 1000.0
+"""Largest exponent in a formula, far above the exponents of the tasks."""
 _NUMBER = re.compile(r"[0-9]+")
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*")
@@ -125,7 +128,35 @@ def _is_polynomial(response: str, metadata: Mapping[str, JSON], answer: str) -> 
 
 def _has_names_only(response: str, allowed: set[str]) -> bool:
     # "2*x.args" has the name `args`, and "1.e5" none but `e5`, which no task needs.
-    return bool(_FORMULA.fullmatch(response)) and allowed.issuperset(_NAME.findall(response))
+    is_formula = bool(_FORMULA.fullmatch(response)) and allowed.issuperset(_NAME.findall(response))
+    return is_formula and _has_small_powers(response)
+
+
+def _has_small_powers(response: str) -> bool:
+    """Returns whether no power of a formula has a huge value: Python computes 9**9**9 in one operation without end, and
+    no other thread of the process runs meanwhile.
+    """
+    try:
+        return _bound_powers(ast.parse(response.strip(), mode="eval").body) <= _LARGEST_POWER
+    except (SyntaxError, ValueError):
+        return True  # the scorer reads no formula either
+    except (RecursionError, MemoryError):
+        return False  # a sum of thousands of terms, which no task has
+
+
+def _bound_powers(node: ast.AST) -> float:
+    """Returns a bound of the exponents of nested powers, multiplied; infinity for a power of numbers in an exponent."""
+    bounds = [_bound_powers(child) for child in ast.iter_child_nodes(node)]
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow):
+        return max(bounds, default=1.0)
+    inside = [*ast.walk(node.right)]
+    if any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Pow) and not isinstance(each.left, ast.Name)
+           for each in inside):  # fmt: skip
+        return math.inf
+    numbers = [each.value for each in inside if isinstance(each, ast.Constant) and isinstance(each.value, int | float)]
+    own = math.prod(float(min(max(1, abs(number)), 1e9)) for number in numbers)
+    of_base, *_, of_exponent = bounds  # in the order of the node's fields: left, op, right
+    return max(own * of_base, of_exponent)
 
 
 def _has_exact_numbers(response: str, metadata: Mapping[str, JSON], answer: str) -> bool:

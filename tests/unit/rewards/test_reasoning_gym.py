@@ -1,7 +1,9 @@
 """The reward of reasoning-gym runs no code of a response, and accepts no answer that only deceives a scorer."""
 
 import inspect
+import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,6 +58,28 @@ def test_the_answers_of_rows_are_right() -> None:
         # Rows of propositional_logic have no answer, and some integrals are not solved.
         if item["answer"] is not None and "Integral" not in str(item["answer"]):
             assert is_right(item, str(item["answer"])), dataset
+
+
+@pytest.mark.parametrize("dataset", ["simple_integration", "intermediate_integration", "polynomial_multiplication"])
+@pytest.mark.parametrize(
+    "power",
+    ["9**9**9", "((9**999)**999)**999", "x**(9**9**9)", "2**(x - x + 10**9)", "2**((x-x+9)*9999999)",
+     f"2**{'9' * 400}", f"{'(' * 40}x{'**2)' * 40}", f"{'x + ' * 3000}9**9**9"],
+)  # fmt: skip
+def test_no_response_computes_a_huge_number(dataset: str, power: str) -> None:
+    """It would hold the interpreter, and with it the run, if the reward is computed in the run's process."""
+    item = make_item(dataset)
+    began_s = time.monotonic()
+    assert not is_right(item, f"{item['answer']} + 0*({power})".replace("x", variable_of(item)))
+    assert time.monotonic() - began_s < 10
+    assert is_right(item, f"({item['answer']})**1") and is_right(
+        item, f"{item['answer']} + 0*{variable_of(item)}**(7/2)"
+    )
+
+
+def variable_of(item: Mapping[str, JSON]) -> str:
+    """Returns a name of the answer."""
+    return re.findall(r"\b[a-zA-Z]\b", str(item["answer"]).replace("C", ""))[0]
 
 
 @pytest.mark.parametrize("trick", ["[NaN, NaN, NaN]", '["nan", "nan", "nan"]', "[2, 4, 9]", "[1, 3, 8]", "[3, 3, 8]"])
