@@ -135,7 +135,9 @@ class GroupSettings(PolicySettings):
     """Settings of algorithms that compare the samples of a prompt with one another."""
 
     drop_zero_variance: bool = False
-    """Dynamic sampling: a group of equal rewards gives no gradient, so it ends as `filtered` and is replaced."""
+    """Dynamic sampling: a group of equal rewards gives no gradient, so it ends as `filtered` and is replaced. The
+    rewards include shaping and exclude the KL of `kl_reward_coefficient`, which would be computed for dropped groups
+    too (verl's `filter_groups.metric: seq_reward`)."""
 
 
 class OwnRatioSettings(GroupSettings):
@@ -179,5 +181,6 @@ class GroupAlgorithm(PolicyAlgorithm):
         return self.settings.drop_zero_variance or type(self).keeps is not GroupAlgorithm.keeps
 
     def keeps(self, group: SampleGroup) -> bool:
-        rewards = {sample.reward for sample in group.samples}
-        return len(rewards) > 1 or not self.settings.drop_zero_variance
+        # In float32, as advantages are: 0.1 + 0.2 and 0.3 are equal there.
+        rewards_G = rewards_of(group)
+        return bool((rewards_G != rewards_G[:1]).any()) or not self.settings.drop_zero_variance

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import fsum
 
+import numpy as np
+
 from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.types import Metrics, Sample, SampleKey, TerminalEvent
@@ -183,7 +185,7 @@ def group_metrics(samples: Sequence[Sample]) -> Metrics:
     rewards: dict[int, list[float]] = {}
     for sample in samples:
         if sample.reward is not None:
-            rewards.setdefault(sample.key.gid, []).append(sample.reward)
+            rewards.setdefault(sample.key.gid, []).append(float(np.float32(sample.reward)))  # as in advantages
     groups = [values for values in rewards.values() if len(values) > 1]
     if not groups:
         return {}

@@ -1,7 +1,8 @@
 """Zero variance is counted by group, and percentiles are lengths that occurred."""
 
+from interlace.algorithms import create_algorithm
 from interlace.core.episode_counts import EpisodeCounts
-from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
+from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleGroup, SampleKey
 from interlace.flows.step_metrics import episode_metrics, group_metrics, length_percentiles
 
 PROMPT = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="")
@@ -14,6 +15,14 @@ def scored(gid: int, *rewards: float | None) -> list[Sample]:
 def test_a_group_with_equal_rewards_has_no_variance() -> None:
     samples = [*scored(0, 1.0, 1.0), *scored(1, 1.0, 0.0), *scored(2, 0.0, 0.0, None), *scored(3, 0.5, 0.25)]
     assert group_metrics(samples) == {"groups/zero_variance": 0.5}
+
+
+def test_rewards_are_equal_as_in_the_advantages_in_float32() -> None:
+    group = SampleGroup(gid=0, step=0, samples=tuple(scored(0, 0.1 + 0.2, 0.3)))
+    assert group_metrics(group.samples) == {"groups/zero_variance": 1}
+    algorithm = create_algorithm("dapo", {})
+    assert not algorithm.keeps(group)
+    assert algorithm.keeps(SampleGroup(gid=0, step=0, samples=tuple(scored(0, 0.3, 0.4))))
 
 
 def test_a_group_of_one_scored_sample_is_not_counted() -> None:
