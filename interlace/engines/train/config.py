@@ -37,7 +37,9 @@ class OptimizerConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up: constant, or falling to `min_lr_ratio` at `total_steps`."""
     total_steps: int | None = Field(default=None, ge=1)
+    """Optimizer step at which the fall ends, `steps` x `minibatches` x `epochs` for a fall over the whole run."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of `lr` at the end of the fall and after it. At 0, more updates than `total_steps` are refused."""
 
     @model_validator(mode="after")
     def _check_total_steps(self) -> Self:

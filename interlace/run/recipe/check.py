@@ -138,6 +138,8 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
     check_shared_devices(recipe, devices, memory)
+    if not is_stored:
+        _check_learning_rates(recipe, algorithm.needs)
     schedule = recipe.schedule.resolved
     return Derived(
         num_parameters=size.num_parameters,
@@ -165,6 +167,24 @@ def _count_updates(recipe: Recipe) -> int:
         return settings.offline_updates + round(settings.updates_per_turn * turns * recipe.steps)
     own = recipe.minibatches * recipe.epochs if algorithm_of(recipe).needs.on_policy else 0
     return recipe.steps * (own + (recipe.replay.updates if recipe.replay else 0))
+
+
+def _check_learning_rates(recipe: Recipe, needs: Needs) -> None:
+    """Raises UserError for a learning rate that is 0 before the last update: the further updates would do nothing."""
+    schedules = {"optimizer": (recipe.optimizer, _count_updates(recipe))}
+    if needs.critic or needs.process_reward:
+        schedules["critic.optimizer"] = recipe.critic.optimizer, recipe.steps * recipe.minibatches * recipe.epochs
+    if recipe.warmup is not None:
+        until = recipe.warmup.until
+        schedules["warmup.optimizer"] = recipe.warmup.optimizer, until.max_steps if until else recipe.warmup.steps
+    for name, (optimizer, num_updates) in schedules.items():
+        end = optimizer.total_steps
+        if optimizer.schedule != "constant" and end is not None and end < num_updates and not optimizer.min_lr_ratio:
+            raise UserError(
+                f"{name}.total_steps = {end}: the learning rate is 0 from then on, and there are up to {num_updates} "
+                f"updates, of which the last would change nothing. Set {name}.total_steps to {num_updates}, or "
+                f"{name}.min_lr_ratio above 0."
+            )
 
 
 def _check_policy(recipe: Recipe, needs: Needs, model: "PreTrainedModel") -> None:

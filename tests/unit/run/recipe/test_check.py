@@ -232,6 +232,14 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
             ["recovery.memory_checkpoint_every=1", "cluster={backend: ray, address: auto}"],
             "cluster.address = 'auto' may run on other machines",
         ),
+        (
+            ["optimizer={schedule: linear, total_steps: 3}", "steps=4"],
+            "the learning rate is 0 from then on, .* up to 8 updates, .* Set optimizer.total_steps to 8, or optimizer",
+        ),
+        (
+            ["algorithm=ppo", "critic.optimizer={schedule: cosine, total_steps: 3}", "steps=4"],
+            "critic.optimizer.total_steps = 3: the learning rate is 0",
+        ),
         (["reference.model=tiny:micro"], "asks for no reference"),
         (
             ["algorithm={name: distill, signal: top_k, teacher_top_k: 100000}", "reference.model=tiny:small"],
