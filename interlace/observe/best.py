@@ -1,6 +1,7 @@
 """The best step of a run by a metric, and the number of measurements since then."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -12,6 +13,8 @@ from interlace.observe.run_folder import RunFolder
 
 EVALUATION = "eval/"
 """Beginning of the names of metrics that evaluations measure."""
+_IS_COST = re.compile(r"loss$|(?<![A-Za-z])(loss|kl|errors?|perplexity|gap|failed)(?![A-Za-z])")
+"""Words in the names of metrics of which the smallest value is the best."""
 
 
 class BestConfig(Config):
@@ -20,7 +23,8 @@ class BestConfig(Config):
     metric: str = Field(min_length=1)
     """Metric to compare: `eval/...`, measured by each evaluation, or a metric of each step, such as `reward/mean`."""
     mode: Literal["max", "min"] | None = None
-    """max: the largest value is the best. If None, min for a name that ends with `loss`, else max."""
+    """max: the largest value is the best. If None, min for a metric whose name contains the word loss, kl, error,
+    perplexity, gap or failed, such as `actor/teacher_kl`, else max."""
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Difference to the best value so far above which a value counts as better."""
     patience: int | None = Field(default=None, ge=1)
@@ -34,7 +38,8 @@ class BestConfig(Config):
     @property
     def sign(self) -> int:
         """Returns 1 if the largest value is the best, else -1."""
-        return -1 if (self.mode or ("min" if self.metric.endswith("loss") else "max")) == "min" else 1
+        guess = "min" if _IS_COST.search(self.metric) else "max"
+        return -1 if (self.mode or guess) == "min" else 1
 
 
 class BestTracker:
