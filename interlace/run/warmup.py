@@ -11,6 +11,7 @@ from interlace.core.types import Prompt, Sample
 from interlace.core.version import VERSION
 from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
+from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.warmup import ExampleSource, HabitCheck, run_supervised_warmup
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
@@ -82,6 +83,7 @@ def warmup_folder(recipe: Recipe) -> Path:
     elif recipe.renderer.chat_template_kwargs:
         parts = (*parts, recipe.renderer)
     content = [part.model_dump_json() for part in parts if part is not None]
+    content += [] if create_kind(recipe.rollout).draws_known_ids else ["all outputs of the model are ids"]
     content += map(describe_content, list_warmup_inputs(recipe))
     if recipe.warmup is not None and recipe.warmup.experts is not None and recipe.warmup.experts.dataset is not None:
         content.append(recipe.warmup.experts.content)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from interlace.core.plugins import load_object
+from interlace.robots.env_stage import simulators_of
 from interlace.run.recipe.config import Recipe
 
 MAX_HASHED_BYTES = 64 << 20
@@ -25,9 +26,13 @@ def list_warmup_inputs(recipe: Recipe) -> list[Path]:
 
 
 def _list_own_modules(recipe: Recipe) -> Iterator[Path]:
-    """Yields the files of the user's classes that write the examples, and the prompts that these answer."""
+    """Yields the files of the user's classes that write the examples, and the prompts that these answer.
+
+    A simulator records the examples of its scripted expert.
+    """
     style = recipe.warmup.demonstrations.style if recipe.warmup else ""
-    for name in (style, recipe.episode.name):
+    simulators = simulators_of(recipe.episode)
+    for name in (style, recipe.episode.name, simulators.family if simulators else ""):
         if ":" in name:
             with contextlib.suppress(OSError, TypeError):  # an object of a notebook, or no class
                 yield Path(inspect.getfile(cast(type, load_object("class", name))))

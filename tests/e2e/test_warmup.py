@@ -15,6 +15,7 @@ from interlace.observe.stop import StopSignal
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
 from interlace.run.warmup import find_warmup, warmup_folder
+from tests.support.robots import DOT
 from tests.support.training import SMALL
 
 
@@ -96,6 +97,22 @@ def test_an_edited_writer_of_examples_has_a_warm_up_of_its_own(tmp_path: Path, m
     first = warmup_folder(recipe)
     file.write_text(file.read_text() + "# edited\n")
     assert warmup_folder(recipe) != first
+
+
+def test_an_edited_simulator_has_a_warm_up_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scripted expert records the examples."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "own_simulator.py"
+    file.write_text("from tests.support.dot_simulator import Dot\n\n\nclass Own(Dot): ...\n")
+    recipe = load_recipe("robot-cartpole", [*DOT, "episode.env.family=own_simulator:Own"])
+    first = warmup_folder(recipe)
+    file.write_text(file.read_text() + "# edited\n")
+    assert warmup_folder(recipe) != first
+
+
+def test_a_warm_up_for_an_engine_that_draws_other_ids_is_another_one() -> None:
+    folders = {warmup_folder(load_recipe("quickstart", [f"rollout={engine}"])) for engine in ("native", "vllm")}
+    assert len(folders) == 2
 
 
 def test_reward_and_algorithm_of_a_source_do_not_change_the_warm_up(tmp_path: Path) -> None:
