@@ -6,8 +6,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,6 @@ from interlace.runtime.process.rank import ProcessRank
 
 if TYPE_CHECKING:
     from torch.profiler import profile
-
-
-STDERR = 2
-REGISTRATION_ERROR = b"ERROR: External init callback must run in same thread as registerClient"
 
 
 class TorchTracer:
@@ -46,8 +41,7 @@ class TorchTracer:
     def _record(self) -> None:
         try:
             profiler = _make_profiler()
-            with _drop_registration_error():
-                profiler.start()
+            profiler.start()
             self._started.set()
             self._stop.wait()
             profiler.stop()
@@ -74,25 +68,6 @@ def _make_profiler() -> "profile":
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     return profile(activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True))
-
-
-@contextmanager
-def _drop_registration_error() -> Iterator[None]:
-    """Removes one line from what the process writes to the standard error within the block.
-
-    The profiler's library prints it if another thread than the one that loaded torch starts the first profile. It
-    concerns the library's daemon, and the trace is whole.
-    """
-    kept = os.dup(STDERR)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), STDERR)
-        try:
-            yield
-        finally:
-            os.dup2(kept, STDERR)
-            os.close(kept)
-            held.seek(0)
-            os.write(STDERR, b"".join(line for line in held if not line.startswith(REGISTRATION_ERROR)))
 
 
 def _with_thread_names(trace: bytes) -> bytes:

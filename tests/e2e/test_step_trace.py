@@ -21,11 +21,8 @@ def operations(path: Path) -> dict[str, int]:
     return found
 
 
-def test_workers_that_are_threads_have_a_track_each_in_one_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_are_threads_have_a_track_each_in_one_file(tmp_path: Path) -> None:
     run(tmp_path, "run", ["schedule=areal", "logging.trace_steps=[2,3]"])
-    assert "ERROR" not in capfd.readouterr().err, "the profiler's library reports an error that has no effect"
     [path] = (tmp_path / "run" / "profile" / "steps-2-3").iterdir()
     by_thread = operations(path)
     assert path.name == "controller.json.gz"
