@@ -138,8 +138,7 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
     check_shared_devices(recipe, devices, memory)
-    if not is_stored:
-        _check_learning_rates(recipe, algorithm.needs)
+    _check_learning_rates(recipe, algorithm.needs, is_stored=is_stored)
     schedule = recipe.schedule.resolved
     return Derived(
         num_parameters=size.num_parameters,
@@ -169,8 +168,13 @@ def _count_updates(recipe: Recipe) -> int:
     return recipe.steps * (own + (recipe.replay.updates if recipe.replay else 0))
 
 
-def _check_learning_rates(recipe: Recipe, needs: Needs) -> None:
-    """Raises UserError for a learning rate that is 0 before the last update: the further updates would do nothing."""
+def _check_learning_rates(recipe: Recipe, needs: Needs, *, is_stored: bool) -> None:
+    """Raises UserError for a learning rate that is 0 before the last update: the further updates would do nothing.
+
+    A stored run may have been made by an earlier version, which accepted it.
+    """
+    if is_stored:
+        return
     schedules = {"optimizer": (recipe.optimizer, _count_updates(recipe))}
     if needs.critic or needs.process_reward:
         schedules["critic.optimizer"] = recipe.critic.optimizer, recipe.steps * recipe.minibatches * recipe.epochs
