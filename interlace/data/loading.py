@@ -1,7 +1,8 @@
 """Training and held-out prompts from the sources of a task, disjoint by text."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
@@ -118,24 +119,30 @@ def load_prompts(
     for a source that cannot be read, that lacks a column of the template, or has fewer prompts than requested.
     """
     loader = _Loader(tokenizer=tokenizer, write=write)
-    train: list[Prompt] = []
+    train: list[tuple[PromptFormat, Sequence[Prompt]]] = []
     heldout: list[Prompt] = []
+    held_rows: list[_Rendered] = []
     parts: list[tuple[SourceConfig, PromptFormat, str]] = [(config, config.format, "")]
     if config.mixture:
         parts = [(part, part.format or config.format, part.label) for part in config.mixture]
     for part, style, label in parts:
         ours, theirs = _source_rows(part, style, has_completions=has_completions)
-        train += loader.prompts(ours, part, style, label)
+        train.append((style, loader.prompts(ours, part, style, label)))
         heldout += loader.prompts(theirs, part, style, label)
+        held_rows += theirs
     for name, source in config.heldout_sets.items():
         style = source.format or config.format
         _refuse_same_set(name, heldout)
         ours, theirs = _source_rows(source, style, has_completions=has_completions)
-        heldout += loader.prompts(ours if source.starts is None else theirs, source, style, name)
+        held = ours if source.starts is None else theirs
+        heldout += loader.prompts(held, source, style, name)
+        held_rows += held
     # Starts of one instruction have equal texts and differ in their states.
     has_starts = any(source.starts is not None for source in (config, *config.mixture))
-    taken = set() if has_starts else {prompt.text for prompt in heldout}
-    rest = tuple(prompt for prompt in train if prompt.text not in taken)
+    rest: list[Prompt] = []
+    for style, prompts in train:
+        taken = set() if has_starts else {prompt.text for prompt in heldout} | _write_in_style(held_rows, style)
+        rest += [prompt for prompt in prompts if prompt.text not in taken]
     if not rest:
         num_dropped, others = sum(loader.dropped.values()), " and all others are held out" if heldout else ""
         why = (
@@ -145,7 +152,19 @@ def load_prompts(
         )
         raise UserError(f"no prompt is left to train on: {why}. Raise the limit, or hold out fewer prompts.")
     _check_each_source(config, rest)
-    return PromptSet(train=rest, heldout=tuple(heldout), dropped=dict(loader.dropped))
+    return PromptSet(train=tuple(rest), heldout=tuple(heldout), dropped=dict(loader.dropped))
+
+
+def _write_in_style(items: Iterable[_Rendered], style: PromptFormat) -> set[str]:
+    """Returns the texts of rows in the format of another source, in which the same questions may be trained on.
+
+    Leaves out rows that lack a column of the format.
+    """
+    found = set()
+    for item in items:
+        with suppress(UserError):
+            found.add(_Rendered(item.row, render(item.row, style)).text)
+    return found
 
 
 def _refuse_same_set(name: str, heldout: Iterable[Prompt]) -> None:

@@ -45,6 +45,32 @@ def test_held_out_sets_have_names_and_are_never_trained_on(tmp_path: Path, token
     assert [(prompt.source, prompt.text) for prompt in found.first_of_each_set(2)] == [("hard", "c"), ("hard", "d")]
 
 
+def test_a_held_out_question_is_never_trained_on_in_another_format(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    train, hard = file(tmp_path, "train.jsonl", "a", "b", "c"), file(tmp_path, "hard.jsonl", "c", "d")
+    sets = {"hard": {"files": {"train": hard}, "format": {"template": "Q: {prompt}"}}}
+    assert [prompt.text for prompt in load(tokenizer, {"files": {"train": train}, "heldout_sets": sets}).train] == [
+        "a", "b",
+    ]  # fmt: skip
+    sources = [
+        {"name": "short", "files": {"train": train, "heldout_size": 1}},
+        {"name": "long", "files": {"train": train}, "format": {"template": "{prompt}? Think."}},
+    ]
+    found = load(tokenizer, sources)
+    [held] = found.heldout
+    assert {prompt.text for prompt in found.train} & {held.text, f"{held.text}? Think."} == set()
+    assert len(found.train) == 4
+    rows = [{"prompt": text, "answer": "1", "level": 1} for text in "cd"]
+    (tmp_path / "levels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    levels = {
+        "files": {"train": str(tmp_path / "levels.jsonl")},
+        "format": {"template": "{level}: {prompt}"},
+        "heldout_sets": {"hard": {"files": {"train": hard}, "format": {"template": "{prompt}"}}},
+    }
+    assert len(load(tokenizer, levels).train) == 2, "a row of the set has no column `level`, so it is no such prompt"
+
+
 def test_a_source_of_which_every_prompt_is_held_out_is_refused(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
