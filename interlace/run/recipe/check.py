@@ -171,7 +171,7 @@ def _count_updates(recipe: Recipe) -> int:
 def _check_learning_rates(recipe: Recipe, needs: Needs, *, is_stored: bool) -> None:
     """Raises UserError for a learning rate that is 0 before the last update: the further updates would do nothing.
 
-    A stored run may have been made by an earlier version, which accepted it.
+    is_stored: see check_settings(); a resumed run may have more steps than the run had at its start.
     """
     if is_stored:
         return
