@@ -251,6 +251,20 @@ def _refuse_unused(recipe: Recipe) -> None:
         _check_offline_evaluation(recipe)
     _check_answers(recipe)
     _check_writers(recipe)
+    _check_overlong(recipe)
+
+
+def _check_overlong(recipe: Recipe) -> None:
+    """Raises UserError for an overlong penalty that no response of a single turn can get."""
+    most = recipe.sampling.max_new_tokens
+    for reward, _ in _rewards_by_source(recipe):
+        limit, buffer = reward.shaping.overlong_limit, reward.shaping.overlong_buffer
+        if recipe.episode.is_single_turn and limit is not None and limit - buffer >= most:
+            raise UserError(
+                f"reward.shaping.overlong_limit={limit} with overlong_buffer={buffer} takes nothing off a response of "
+                f"up to {limit - buffer} tokens, and sampling.max_new_tokens={most} permits no longer one. Set "
+                f"overlong_limit={most} with an overlong_buffer, or a smaller overlong_limit."
+            )
 
 
 def _check_answers(recipe: Recipe) -> None:

@@ -240,6 +240,10 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
             ["algorithm=ppo", "critic.optimizer={schedule: cosine, total_steps: 3}", "steps=4"],
             "critic.optimizer.total_steps = 3: the learning rate is 0",
         ),
+        (
+            ["reward.shaping.overlong_limit=8", "sampling.max_new_tokens=8"],
+            "takes nothing off a response of up to 8 tokens.* Set overlong_limit=8 with an overlong_buffer",
+        ),
         (["reference.model=tiny:micro"], "asks for no reference"),
         (
             ["algorithm={name: distill, signal: top_k, teacher_top_k: 100000}", "reference.model=tiny:small"],
