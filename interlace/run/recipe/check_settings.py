@@ -183,6 +183,8 @@ def _check_rewards(recipe: Recipe, chosen: SourceAlgorithm, *, is_needed: bool) 
             "from. Set reward=exact, reward=math_verify, or a function of your own as "
             "reward=package.module:function."
         )
+    if chosen.algorithm.needs.process_reward:
+        _check_success(recipe, reward)
     least, wanted = reward.least, chosen.algorithm.min_reward
     if least is None or wanted is None or least >= wanted:
         return
@@ -198,6 +200,19 @@ def _check_rewards(recipe: Recipe, chosen: SourceAlgorithm, *, is_needed: bool) 
         + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
         + f" a response may get {least:g}. {fix}, or take another algorithm."
     )
+
+
+def _check_success(recipe: Recipe, reward: RewardConfig) -> None:
+    """Raises UserError if a process reward model would learn that all responses are right, or that all are wrong."""
+    bound, taken_off = recipe.critic.success_reward, reward.shaping.max_penalty
+    is_verdict = reward.least is not None and ":" not in reward.name
+    if is_verdict and not reward.incorrect <= bound < reward.correct - taken_off:
+        raise UserError(
+            f"critic.success_reward={bound:g}: the process reward model learns that responses with more reward are "
+            f"right, and with reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
+            + (f" and up to {taken_off:g} taken off by reward.shaping" if taken_off else "")
+            + " it does not separate right from wrong ones. Set it between the two, or reward.correct higher."
+        )
 
 
 def _check_minibatches(recipe: Recipe) -> None:

@@ -241,6 +241,14 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
             "critic.optimizer.total_steps = 3: the learning rate is 0",
         ),
         (
+            ["algorithm=prime", "reward.correct=0.5", "reward.incorrect=0"],
+            "critic.success_reward=0.5: .* does not separate right from wrong ones",
+        ),
+        (
+            ["algorithm=prime", *VERDICTS, "reward.shaping.repetition_ngram=2"],
+            r"reward.correct=1, reward.incorrect=0 and up to 1 taken off .* or reward\.correct higher",
+        ),
+        (
             ["reward.shaping.overlong_limit=8", "sampling.max_new_tokens=8"],
             "takes nothing off a response of up to 8 tokens.* Set overlong_limit=8 with an overlong_buffer",
         ),
