@@ -215,6 +215,8 @@ class RewardResult:
     reward: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     """Components by name. Each is a metric `reward/NAME`, or NAME if the name contains a slash."""
+    is_partial: bool = False
+    """True if an episode rewarded turns and returned no reward: the recipe's reward, if there is one, is added."""
     failure: str | None = None
     """The exception or 'timed out after N s' if scoring failed. The sample then ends as `failed`."""
     cause: Cause = Cause.VERIFIER

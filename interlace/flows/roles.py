@@ -110,8 +110,8 @@ class RewardRole:
         return {"reward": result.reward, "reward_parts": result.parts}
 
     def _shape_outcome(self, sample: Sample) -> RewardResult | None:
-        """Returns the reward of the episode with the parts for its form; None if the episode gave none."""
-        if sample.outcome is None:
+        """Returns the reward of the episode with the parts for its form; None if the scorer has to score the sample."""
+        if sample.outcome is None or sample.outcome.is_partial:
             return None
         config = self._shaping.of(sample.prompt.source)
         if config.reads_tokens and is_lost(sample.segments):

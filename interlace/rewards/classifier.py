@@ -12,6 +12,7 @@ from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
 from interlace.models.typed_tags import TypedTags, special_tags
 from interlace.rewards.config import MODEL, RewardConfig
+from interlace.rewards.results import add_turn_rewards
 from interlace.rewards.shaping import shape_result
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ModelScorer:
                     else RewardResult(failure=f"the reward model gave {number}")
                 )
         return [
-            shape_result(result, sample.sampled_ids, self._config.shaping)
+            shape_result(add_turn_rewards(result, sample.outcome), sample.sampled_ids, self._config.shaping)
             for result, sample in zip(found, samples, strict=True)
         ]
 

@@ -10,7 +10,9 @@ from interlace.core.types import RewardResult
 from interlace.models.config import ModelConfig, by_path
 from interlace.rewards.shaping import TASK, ShapingConfig
 
-TAKEN = ("mean", "std", "max", "min")
+TURN_REWARDS = "turn_rewards"
+"""The part that has the sum of the rewards that an episode gave to its turns, in addition to the recipe's reward."""
+TAKEN = ("mean", "std", "max", "min", TURN_REWARDS)
 """Names that no part of a reward may have: the metrics of a step use them for the reward itself."""
 MODEL = "model"
 """The name of the reward that a model gives, and of the part that holds the model's own number."""
@@ -137,9 +139,10 @@ class RewardConfig(Config):
         return self
 
     def is_right(self, result: RewardResult) -> bool:
-        """Returns whether a held-out answer is right: its form, which `shaping` judges, does not make it wrong."""
+        """Returns whether a held-out answer is right. Neither its form, which `shaping` judges, nor the rewards of
+        turns change that."""
         task = result.parts.get(TASK, result.reward) if self.shaping.added else result.reward
-        return result.failure is None and task >= self.correct
+        return result.failure is None and task - result.parts.get(TURN_REWARDS, 0.0) >= self.correct
 
     @property
     def least_right(self) -> float:

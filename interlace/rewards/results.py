@@ -4,6 +4,7 @@ import math
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Number
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ import numpy as np
 from interlace.core.causes import cause_of
 from interlace.core.errors import UserError
 from interlace.core.types import RewardResult
-from interlace.rewards.config import LARGEST, TAKEN, RewardConfig
+from interlace.rewards.config import LARGEST, TAKEN, TURN_REWARDS, RewardConfig
 from interlace.rewards.signature import RewardTypeError
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
@@ -73,6 +74,21 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: RewardConfig) -> Re
         raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
     # Without rounding between the terms: 0.7 + 0.2 + 0.1 must reach reward.correct = 1.
     return RewardResult(reward=_number(math.fsum(parts.values())), parts=_check_parts(parts, config))
+
+
+def add_turn_rewards(result: RewardResult, given: RewardResult | None) -> RewardResult:
+    """Returns the result of a scorer with the rewards that the sample's episode gave to its turns.
+
+    given: outcome of the episode. Without rewards of turns alone, and for a failure, the result is returned.
+    """
+    if given is None or not given.is_partial or result.failure is not None:
+        return result
+    total = result.reward + given.reward
+    if abs(total) > LARGEST:
+        return RewardResult(
+            failure=f"its reward with the rewards of its turns is {total:g}, which is no finite float32"
+        )
+    return replace(result, reward=total, parts={**given.parts, **result.parts, TURN_REWARDS: given.reward})
 
 
 def own_total(score: Any) -> Any:

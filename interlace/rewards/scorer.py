@@ -15,7 +15,7 @@ from interlace.rewards.base import LoadedReward, evaluate_batch, evaluate_batch_
 from interlace.rewards.config import RewardConfig, reward_names
 from interlace.rewards.given import is_given
 from interlace.rewards.pool import ScoringPool
-from interlace.rewards.results import WRONG_TYPE
+from interlace.rewards.results import WRONG_TYPE, add_turn_rewards
 from interlace.rewards.shaping import shape_result
 from interlace.rewards.signature import CHAT, MARKS_A_BATCH, ScoreRequest
 from interlace.runtime.local.own_thread import OwnThread
@@ -57,7 +57,8 @@ class Scorer:
         results = [result for batch in found for result in batch]
         shaping = self._config.shaping
         return [
-            shape_result(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)
+            shape_result(add_turn_rewards(result, sample.outcome), sample.sampled_ids, shaping)
+            for result, sample in zip(results, samples, strict=True)
         ]
 
     def close(self) -> None:

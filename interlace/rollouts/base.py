@@ -166,7 +166,8 @@ class Session(Protocol):
         """Returns the number of tokens of a context without sampling a turn."""
 
     def reward(self, turn: Turn, value: float) -> None:
-        """Rewards a turn. The reward of the sample is the sum of these and of the reward that the episode returns."""
+        """Rewards a turn. The sample's reward is the sum of these and of the reward that the episode returns, or that
+        the recipe's `reward` gives if it returns none."""
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
         """Counts a call of a tool for the run's metrics. name: empty if the call could not be read."""

@@ -48,7 +48,8 @@ def turn_columns(
     """Returns the columns of a sample that an episode generated. Raises ValueError if it has no turn, or if its
     rewards have no finite sum.
 
-    rewards: rewards of turns, by number. If there are any, the sample's reward is their sum plus the outcome's reward.
+    rewards: rewards of turns, by number. If there are any, the sample's reward is their sum plus the outcome's reward,
+    or plus the recipe's if the outcome has none.
     """
     if not turns:
         raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
@@ -64,7 +65,7 @@ def turn_columns(
     if outcome.reward is not None or rewards:
         total = (outcome.reward or 0.0) + math.fsum(rewards.values())
         total = read_reward(total, "the sum of the episode's rewards")
-        columns["outcome"] = RewardResult(reward=total, parts=outcome.parts)
+        columns["outcome"] = RewardResult(reward=total, parts=outcome.parts, is_partial=outcome.reward is None)
     return columns
 
 

@@ -143,12 +143,16 @@ class Evaluator:
         is_filmed = kind == "greedy" and self._settings.filmed == "first"
         filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if is_filmed else set()
         named = [(_name_episode(prompt, kind, prompt.uid in filmed), index) for prompt, index in asked]
-        found = await self._run.outside.play(named, params)
-        samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(found, asked, strict=True)]
-        left = [sample for sample in samples if sample.outcome is None]
-        scored = iter(await self._reward.with_cause("evaluation").score(left) if self._reward and left else ())
+        played = await self._run.outside.play(named, params)
+        samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(played, asked, strict=True)]
+        found = [sample.outcome for sample in samples]
+        left = [place for place, given in enumerate(found) if given is None or given.is_partial]
+        if self._reward and left:
+            scored = await self._reward.with_cause("evaluation").score([samples[place] for place in left])
+            for place, result in zip(left, scored, strict=True):
+                found[place] = result
         none = RewardResult(failure="its episode brought no reward, and the recipe has none")
-        return [(sample, sample.outcome or next(scored, none)) for sample in samples]
+        return [(sample, result or none) for sample, result in zip(samples, found, strict=True)]
 
     async def _film_chosen(self, greedy: Sequence[Scored]) -> None:
         """Runs the greedy episodes that the outcomes choose once more, with the same noise, and films them."""

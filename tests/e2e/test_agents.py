@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from interlace.core.types import Prompt
 from interlace.observe.stop import StopSignal
+from interlace.rollouts.base import Session
 from interlace.run.equivalence import certify, toy, variants
 from interlace.run.recipe.load import load_recipe
+from tests.support.reward_functions import size
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples, shared_cache
 
 SMALL = (
@@ -45,6 +48,27 @@ def test_a_stopped_run_of_an_agent_goes_on_as_if_it_had_not_stopped(tmp_path: Pa
     for line in metrics(tmp_path, "whole"):
         assert line["episode/turns_mean"] == 2 and line["episode/reused_share"] == line["episode/branches_mean"] == 1
         assert {"reward/first", "reward/second"} <= set(line)
+
+
+class Bonus:
+    """Rewards the turn of some samples, and leaves the rest of the reward to the recipe."""
+
+    async def run(self, prompt: Prompt, session: Session) -> None:
+        turn = await session.generate(prompt.messages)
+        if len(turn.token_ids) % 2:
+            session.reward(turn, 0.25)
+
+
+def test_rewards_of_turns_are_added_to_the_recipe_s_reward(tmp_path: Path) -> None:
+    """Otherwise the samples without one would be scored by the recipe's reward, and the others by theirs alone."""
+    own = [f"episode={__name__}:Bonus", "reward=tests.support.reward_functions:size", "steps=1"]
+    run_recipe("second_guess", tmp_path, "bonus", [*SMALL, shared_cache(), *own])
+    rows = samples(tmp_path, "bonus")
+    assert {bool(int(str(row["num_tokens"])) % 2) for row in rows} == {True, False}
+    for row in rows:
+        bonus = 0.25 * (int(str(row["num_tokens"])) % 2)
+        assert row["reward"] == pytest.approx(size(str(row["response"])) + bonus)
+    assert metrics(tmp_path, "bonus")[0]["reward/turn_rewards"] == 0.25, "the mean over the samples that have the part"
 
 
 @pytest.mark.parametrize(("recipe", "package"), AGENTS)
