@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,23 +57,6 @@ def test_results_keep_the_samples_order(workers: int) -> None:
         results = scored(made, samples(*("x" * (number % 7) for number in range(40))))
         assert [result.reward for result in results] == [float(number % 7) for number in range(40)]
         assert scored(made, []) == []
-
-
-def test_rewards_of_turns_are_added_and_change_no_verdict() -> None:
-    given = [
-        RewardResult(reward=-0.5, parts={"turns": 2.0}, is_partial=True),
-        RewardResult(reward=3e38, is_partial=True),
-    ]
-    rows = [
-        replace(sample, outcome=outcome) for sample, outcome in zip(samples("4", "4", answer="4"), given, strict=True)
-    ]
-    with scorer("exact", workers=0, correct=1e38, incorrect=0.0) as made:
-        [found, infinite] = scored(made, rows)
-    assert infinite.failure is not None and "no finite float32" in infinite.failure
-    with scorer("exact", workers=0, correct=1.0, incorrect=0.0) as made:
-        [found, _] = scored(made, rows)
-    assert (found.reward, found.parts) == (0.5, {"accuracy": 1.0, "turns": 2.0, "turn_rewards": -0.5})
-    assert RewardConfig(correct=1.0).is_right(found)
 
 
 @pytest.mark.parametrize(
