@@ -183,8 +183,8 @@ def _read_condition(node: ast.expr) -> CallTest:
     built-in functions that return a truth are not called in its process.
     """
     match node:
-        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Name()) as call):
-            return replace(_read_condition(call), result=False)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Name()) as denied):
+            return replace(_read_condition(denied), result=False)
         case ast.Compare(
             left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub()) as gap]),
             ops=[ast.Lt() | ast.LtE()],

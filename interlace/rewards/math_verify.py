@@ -73,17 +73,19 @@ def _equates_numbers(expression: Any) -> bool:
 
     The sides of a calculation may differ by rounding, as in 1/3=0.33.
     """
-    from sympy import And, Eq
+    from sympy import And, Eq  # type: ignore[import-untyped]
 
     if isinstance(expression, And):
         return any(map(_equates_numbers, expression.args))
-    sides = expression.args if isinstance(expression, Eq) else ()
-    return len(sides) == 2 and all(side.is_Number for side in sides) and not (sides[0] - sides[1]).is_zero
+    if not isinstance(expression, Eq):
+        return False
+    left, right = expression.args
+    return bool(left.is_Number and right.is_Number and not (left - right).is_zero)
 
 
 def _are_different_numbers(one: Any, other: Any) -> bool:
     """Returns whether two numbers differ, though math-verify rounds both to the same six decimals."""
-    from sympy import Expr  # type: ignore[import-untyped]
+    from sympy import Expr
 
     both = (one, other)
     if not all(isinstance(each, Expr) and not each.free_symbols for each in both):
