@@ -81,8 +81,9 @@ class Optimizer:
         """Takes one update by (accumulated gradient / denominator), clipped. norm: L2 norm of the divided gradient."""
         bound = self.config.max_grad_norm
         clip = 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
-        for gradients in by_layout(self._list_gradients()):
-            torch._foreach_mul_(gradients, clip / denominator)
+        if clip != denominator:
+            for gradients in by_layout(self._list_gradients()):
+                torch._foreach_mul_(gradients, clip / denominator)
         for group in self._adamw.param_groups:
             group["lr"] = self.next_lr
         self._adamw.step()

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from interlace.engines.train.answer_rows import hidden_at, reads_answers_alone
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.checkpoint import Files, host_copy
 from interlace.engines.train.engine import TrainEngine
+from interlace.engines.train.one_layer import SharedContext, has_one_layer
 from interlace.models.action_head import head_of
 from interlace.models.inputs import STATE, input_embedding
 from interlace.models.number_ids import numbers_to_ids
@@ -60,6 +61,8 @@ class ContextRow:
     """[B placeholders] places of the placeholders in the row."""
     answers: Tensor
     """[B C] places of the query tokens in the row."""
+    shared: SharedContext | None = None
+    """The same contexts for a policy of one layer; None for other policies."""
 
     @classmethod
     def of(cls, context_ids: IntArray, first: int, num_queries: int, count: int, device: torch.device) -> ContextRow:
@@ -243,7 +246,9 @@ class TransitionEngine(TrainEngine):
         """Computes the policy's outputs [B C, V] for the numbers of chunks, with gradient."""
         body: Any = self.model.base_model
         inputs = {STATE: states_BF}
-        if self._reads_answers_alone:
+        if row.shared is not None:
+            hidden = row.shared.hidden(body, body.embed_inputs(inputs))
+        elif self._reads_answers_alone:
             embeddings = body.embed_rows(row.input_ids, inputs, row.inputs)
             hidden = hidden_at(body, embeddings, row.position_ids, row.layout, row.answers)
         else:
@@ -332,8 +337,18 @@ class TransitionEngine(TrainEngine):
             if not len(places):
                 raise UserError("the context of an episode has no placeholder of a state, so the policy sees nothing.")
             whole = np.concatenate([context_ids, np.asarray(self._queries, context_ids.dtype)])
-            self._rows[key] = ContextRow.of(whole, int(places[0]), len(self._queries), count, self.packed.device)
+            row = ContextRow.of(whole, int(places[0]), len(self._queries), count, self.packed.device)
+            self._rows[key] = replace(row, shared=self._share_context(row, len(places)))
         return self._rows[key]
+
+    def _share_context(self, row: ContextRow, num_states: int) -> SharedContext | None:
+        """Returns the tokens of a row's contexts for a policy of one layer; None for other policies."""
+        if not has_one_layer(self.model):
+            return None
+        first, ids, num_queries = int(row.inputs[0]), row.input_ids[0], len(self._queries)
+        after = first + num_states
+        shared = torch.cat([ids[:first], ids[after : after + num_queries]])
+        return SharedContext.of(self.model.base_model, shared, num_states, num_queries)
 
     def _note(self, **values: Tensor) -> None:
         for name, value in values.items():

@@ -21,6 +21,8 @@ from interlace.engines.train import TrainEngine, sft_loss
 from interlace.engines.train.actor_critic import ActorCriticEngine
 from interlace.engines.train.answer_rows import reads_answers_alone
 from interlace.engines.train.config import OptimizerConfig, TrainConfig
+from interlace.engines.train.one_layer import has_one_layer
+from interlace.engines.train.transition_engine import ContextRow
 from interlace.models.action_head import SquashedHead
 from interlace.models.config import RobotShape
 from interlace.robots.models.vla import build_tiny_vla
@@ -292,21 +294,45 @@ def test_two_normalisations_are_refused() -> None:
         engine(batch_norm=True, layer_norm=True)
 
 
+def backpropagate(made: ActorCriticEngine, row: ContextRow) -> list[torch.Tensor]:
+    """Returns the policy's outputs and the gradients of all its parameters, each divided by its largest number."""
+    outputs = made.outputs(row, torch.from_numpy(transitions(0).states))
+    (outputs * torch.arange(outputs.numel()).view(outputs.shape)).sum().backward()
+    found = [outputs.detach(), *(each.grad for each in made.model.parameters() if each.grad is not None)]
+    made.model.zero_grad(set_to_none=True)
+    return [each / each.abs().max() for each in found]
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_rows_that_nothing_reads_change_no_output_and_no_gradient(layers: int) -> None:
     """The last layer computes the answers' rows alone; a body of another kind is run whole."""
     made = engine(shape=SHAPE.model_copy(update={"layers": layers}))
-    row = made._row(context(made), BATCH)
-    states = torch.from_numpy(transitions(0).states)
+    row = replace(made._row(context(made), BATCH), shared=None)
     found = []
     for alone in (True, False):
         made._reads_answers_alone = alone
-        outputs = made.outputs(row, states)
-        (outputs * torch.arange(outputs.numel()).view(outputs.shape)).sum().backward()
-        found.append([outputs.detach(), *(each.grad for each in made.model.parameters())])
-        made.model.zero_grad(set_to_none=True)
+        found.append(backpropagate(made, row))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert reads_answers_alone(made.model)
     made.model.base_model.gradient_checkpointing = True
     assert not reads_answers_alone(made.model)
+
+
+@pytest.mark.parametrize(("state_tokens", "chunk"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize("key_value_heads", [4, 2])
+def test_one_layer_computes_the_common_tokens_once(state_tokens: int, chunk: int, key_value_heads: int) -> None:
+    """Outputs and gradients equal the packed row's, in which each context has its own query tokens."""
+    made = engine(shape=SHAPE.model_copy(update={"layers": 1, "state_tokens": state_tokens, "chunk": chunk}))
+    attention = made.model.base_model.layers[0].self_attn
+    for layer in (attention.k_proj, attention.v_proj):  # fewer heads than the queries'
+        layer.weight.data, layer.bias.data = layer.weight[: 16 * key_value_heads], layer.bias[: 16 * key_value_heads]
+    attention.num_key_value_groups = 4 // key_value_heads
+    placeholders = [made.model.config.placeholder_token_id] * state_tokens
+    row = made._row(np.array([300, 301, 302, *placeholders], np.int32), BATCH)
+    assert row.shared is not None
+    found = [backpropagate(made, each) for each in (row, replace(row, shared=None))]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    attention.sliding_window = 2
+    assert not has_one_layer(made.model)
