@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -228,7 +229,9 @@ class DecodeLoop:
 
     def _append_at_once(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> int:
         """Adds all tokens of each row, which are adjacent in `rows`, and ends the row. Returns the number of tokens."""
-        bounds = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1], True])
+        begins = np.ones(len(rows) + 1, bool)
+        begins[1:-1] = rows[1:] != rows[:-1]
+        bounds = np.flatnonzero(begins)
         for start, end in pairwise(bounds.tolist() if len(rows) else ()):
             row = int(rows[start])
             if not np.isfinite(logprobs[start:end]).all():
@@ -348,13 +351,17 @@ class InputEmbedder:
 def embed_in_blocks(model: PreTrainedModel, arrays: Inputs) -> Tensor:
     """Computes the embeddings [N x placeholders per observation, hidden] of N observations."""
     count = len(next(iter(arrays.values())))
-    padded = {
-        name: torch.from_numpy(np.pad(array, ((0, -count % BLOCK), *[(0, 0)] * (array.ndim - 1)))).to(model.device)
-        for name, array in arrays.items()
-    }
+    padded = {name: _pad_block(array).to(model.device) for name, array in arrays.items()}
     body: Any = model.base_model  # transformers' stub lacks embed_inputs
     blocks = [
         body.embed_inputs({name: tensor[start : start + BLOCK] for name, tensor in padded.items()})
         for start in range(0, count, BLOCK)
     ]
     return torch.cat(blocks)[:count].flatten(0, 1)
+
+
+def _pad_block(array: NDArray[Any]) -> Tensor:
+    """Appends zeros to [N, ...] up to a multiple of BLOCK."""
+    padded = np.zeros((len(array) + -len(array) % BLOCK, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    return torch.from_numpy(padded)

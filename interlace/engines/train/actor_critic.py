@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from interlace.core.random import stable_hash
 from interlace.engines.train.ensemble import Ensemble
-from interlace.engines.train.transition_engine import ContextRow, Learnt, TransitionEngine, follow
+from interlace.engines.train.transition_engine import ContextRow, Learnt, TransitionEngine
 from interlace.models.action_head import SquashedHead
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ActorCriticEngine(TransitionEngine):
         if (self.num_learned + 1) % self.settings.policy_every == 0:
             self._update_policy(learnt, noises[1])
         if not self.settings.batch_norm:
-            follow(self.targets, self.critics, self.settings.tau)
+            self._follow("targets", "critics", self.settings.tau)
 
     def _compute_values(self, learnt: Learnt, noise: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Computes the targets [B], without gradient, and the values of the recorded actions [N, B]."""
@@ -99,13 +99,13 @@ class ActorCriticEngine(TransitionEngine):
         return self._algorithm.td_targets(learnt.rewards, learnt.discounts, smallest, logprobs, counted), found
 
     def _update_policy(self, learnt: Learnt, noise: Tensor) -> None:
-        self.critics.requires_grad_(False)
+        self._require_grad("critics", False)
         actions, logprobs = self.act(learnt.row, learnt.states, noise)
         found = self.critics(learnt.states, actions)
         values = found.mean(0) if len(found) > 2 else found.min(0).values  # the mean as in REDQ
         self._note(entropy=-logprobs.mean())
         self._step_policy(self._algorithm.policy_loss(values, logprobs, self.log_temperature.detach().exp()))
-        self.critics.requires_grad_(True)
+        self._require_grad("critics", True)
         if self.settings.temperature_lr:
             loss = self._algorithm.temperature_loss(self.log_temperature, logprobs, self._target_entropy)
             self._step("temperature", loss)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from interlace.engines.train.ensemble import Ensemble
-from interlace.engines.train.transition_engine import Learnt, TransitionEngine, follow
+from interlace.engines.train.transition_engine import Learnt, TransitionEngine
 
 if TYPE_CHECKING:
     from interlace.algorithms.awr import AWR, AWRSettings
@@ -44,7 +44,7 @@ class ImplicitQEngine(TransitionEngine):
         found = self.critics(learnt.states, learnt.actions)
         critic_loss = self._algorithm.critic_loss(found, targets)
         self._step("critics", critic_loss)
-        follow(self.targets, self.critics, self.settings.tau)
+        self._follow("targets", "critics", self.settings.tau)
         self._note(
             value_loss=value_loss,
             critic_loss=critic_loss,

@@ -38,6 +38,8 @@ class Ensemble(nn.Module):
         self.biases = nn.ParameterList([uniform(count, 1, size[1], fan_in=size[0]) for size in sizes])
         self._layer_norm = settings.layer_norm
         self.norms = nn.ModuleList([_BatchNorm(count, size[0]) for size in sizes] if batch_norm else [])
+        # A ParameterList finds an entry by its name, which takes as long as a small operation on tensors.
+        self._layers, self._norms = tuple(zip(self.weights, self.biases, strict=True)), tuple(self.norms)
 
     def forward(self, *given: Tensor, fits_statistics: bool = False) -> Tensor:
         """Computes values [N, B] of rows that are joined from `given`, [B, ...] each.
@@ -45,11 +47,11 @@ class Ensemble(nn.Module):
         fits_statistics: True to normalise by the statistics of these rows and to add them to the running ones.
         """
         rows = torch.cat(given, 1)
-        found = rows.expand(self.weights[0].shape[0], *rows.shape)
-        last = len(self.weights) - 1
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if self.norms:
-                found = self.norms[place](found, fits_statistics)
+        found = rows.expand(len(self._layers[0][0]), *rows.shape)
+        last = len(self._layers) - 1
+        for place, (weight, bias) in enumerate(self._layers):
+            if self._norms:
+                found = self._norms[place](found, fits_statistics)
             found = torch.baddbmm(bias, found, weight)
             if place < last:
                 if self._layer_norm:

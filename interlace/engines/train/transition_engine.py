@@ -110,6 +110,8 @@ class _Part:
     network: nn.Module
     optimizer: torch.optim.Optimizer | None
     """None for networks that follow others."""
+    parameters: list[Tensor]
+    """Parameters of the network. A list, because a walk through the modules takes as long as a small operation."""
     names: Mapping[nn.Parameter, str] = field(default_factory=dict)
     """Names of the trained parameters in a checkpoint."""
 
@@ -194,7 +196,7 @@ class TransitionEngine(TrainEngine):
             raise UserError("off-policy learning trains on one device, with packed attention. Place the actor on one.")
         self._algorithm, self.settings = algorithm, algorithm.settings
         self._reads_answers_alone = reads_answers_alone(model)
-        self._head, self._seed = head, seed
+        self._head, self._seed, self._output_layer = head, seed, model.get_output_embeddings()
         self._placeholder, self._queries = reads.placeholder, tuple(model.config.query_token_ids)
         self._parts = _Parts()
         self.num_learned = 0
@@ -261,7 +263,7 @@ class TransitionEngine(TrainEngine):
                 use_cache=False,
             )[0]
             hidden = whole[0].index_select(0, row.answers)
-        found: Tensor = self.model.get_output_embeddings()(hidden)
+        found: Tensor = self._output_layer(hidden)
         return found
 
     def read_recorded_logprobs(self, learnt: Learnt) -> Tensor:
@@ -302,14 +304,14 @@ class TransitionEngine(TrainEngine):
         network = network.to(self.packed.device)
         adam = torch.optim.Adam(network.parameters(), lr=lr, betas=betas, fused=True)
         names = {each: f"{name}.{key}" for key, each in network.named_parameters()}
-        self._parts[name] = _Part(network=network, optimizer=adam, names=names)
+        self._parts[name] = _Part(network=network, optimizer=adam, parameters=[*names], names=names)
         return network
 
     def _add_follower(self, name: str, network: ModuleT, followed: ModuleT) -> ModuleT:
         """Adds a network that starts as a copy of another."""
         network = network.to(self.packed.device).requires_grad_(False)
         network.load_state_dict(followed.state_dict())
-        self._parts[name] = _Part(network=network, optimizer=None)
+        self._parts[name] = _Part(network=network, optimizer=None, parameters=[*network.parameters()])
         return network
 
     def _key(self, name: str) -> int:
@@ -322,6 +324,16 @@ class TransitionEngine(TrainEngine):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _follow(self, follower: str, followed: str, share: float) -> None:
+        """Moves the parameters of a network towards another's by a share of their difference."""
+        torch._foreach_lerp_(self._parts[follower].parameters, self._parts[followed].parameters, share)
+
+    def _require_grad(self, name: str, required: bool) -> None:
+        """Sets whether a network's parameters get gradients."""
+        for each in self._parts[name].parameters:
+            each.requires_grad_(required)
 
     def _step_policy(self, loss: Tensor) -> None:
         loss.backward()
@@ -369,11 +381,3 @@ class TransitionEngine(TrainEngine):
             self._parts.move(move)
 
         return {**found, OPTIMIZER: move_all}
-
-
-@torch.no_grad()
-def follow(follower: nn.Module, network: nn.Module, share: float) -> None:
-    """Moves the parameters of a network towards another's by a share of their difference."""
-    moved: list[Tensor] = [*follower.parameters()]
-    own: list[Tensor] = [*network.parameters()]
-    torch._foreach_lerp_(moved, own, share)
