@@ -225,15 +225,10 @@ def _check_draws(recipe: Recipe) -> None:
 
 def _check_expert(recipe: Recipe) -> None:
     """Raises UserError if an algorithm that imitates an expert has none, or an expert has no learner."""
-    name, replay, needs = recipe.algorithm.name, recipe.replay, algorithm_of(recipe).needs
+    name, needs = recipe.algorithm.name, algorithm_of(recipe).needs
     imitates = not needs.on_policy and not needs.transitions and not needs.demonstrations
-    learns = replay is not None and replay.learner == "expert"
     expert = recipe.episode.expert if isinstance(recipe.episode, RobotConfig) else None
-    if learns != imitates:
-        raise UserError(
-            f"algorithm {name!r} with replay.learner={replay.learner if replay else None}: the learner `expert` and "
-            "algorithm dagger need each other. Set both, as the recipe robot-dagger does, or neither."
-        )
+    _check_partners(recipe, needed=imitates, learner="expert", algorithm="dagger", example="robot-dagger")
     if imitates and isinstance(recipe.episode, RobotConfig) and recipe.episode.imagined is not None:
         raise UserError(
             f"algorithm {name!r} asks the simulator's expert, and imagined episodes have none. Remove episode.imagined."
@@ -255,15 +250,10 @@ def _check_expert(recipe: Recipe) -> None:
 
 def _check_cloning(recipe: Recipe) -> None:
     """Raises UserError if algorithm bc and its learner are not set together, and for settings without effect on it."""
-    name, replay, needs = recipe.algorithm.name, recipe.replay, algorithm_of(recipe).needs
-    learns = replay is not None and replay.learner == "demonstrations"
-    if learns != needs.demonstrations:
-        raise UserError(
-            f"algorithm {name!r} with replay.learner={replay.learner if replay else None}: the learner "
-            "`demonstrations` and algorithm bc need each other. Set both, as the recipe clone does, or neither. To "
-            "imitate demonstrations before another algorithm, set warmup.experts."
-        )
-    if not needs.demonstrations:
+    name, imitates = recipe.algorithm.name, algorithm_of(recipe).needs.demonstrations
+    advice = " To imitate demonstrations before another algorithm, set warmup.experts."
+    _check_partners(recipe, needed=imitates, learner="demonstrations", algorithm="bc", example="clone", advice=advice)
+    if not imitates:
         return
     if not isinstance(recipe.episode, RobotConfig):
         raise UserError(
@@ -276,6 +266,21 @@ def _check_cloning(recipe: Recipe) -> None:
             "and episode.imagined."
         )
     _check_cuts(recipe, "replay.updates")
+
+
+def _check_partners(
+    recipe: Recipe, *, needed: bool, learner: str, algorithm: str, example: str, advice: str = ""
+) -> None:
+    """Raises UserError if a learner of the replay is set without its algorithm, or an algorithm without its learner.
+
+    needed: True if the recipe's algorithm needs the learner. example: recipe that sets both.
+    """
+    found = None if recipe.replay is None else recipe.replay.learner
+    if (found == learner) != needed:
+        raise UserError(
+            f"algorithm {recipe.algorithm.name!r} with replay.learner={found}: the learner `{learner}` and algorithm "
+            f"{algorithm} need each other. Set both, as the recipe {example} does, or neither.{advice}"
+        )
 
 
 def _check_tasks(recipe: Recipe) -> None:
