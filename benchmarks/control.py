@@ -1,24 +1,29 @@
-"""PPO and SAC on gymnasium's classic control against Stable-Baselines3, at the same number of simulated steps.
+"""PPO and SAC against Stable-Baselines3 on control and robots, at the same number of simulated steps.
 
 interlace runs a robot's recipe: observations become prompts of a small transformer, and actions are tokens, one of two
-for CartPole and a number from a normal distribution for Pendulum. Stable-Baselines3 uses its defaults and the settings
-of its zoo. interlace uses the same discounts, and ten passes over each batch; Stable-Baselines3 makes twenty and ten.
-Both are judged by their training episodes at the end: the mean return of the last 20, sampled as in training.
+for CartPole and numbers for the other tasks. Stable-Baselines3 uses its defaults and the settings of its zoo, which has
+no MetaWorld: there both run interlace's simulator, with the same reward and the whole state. With PPO interlace makes
+ten passes over each batch, and Stable-Baselines3 twenty and ten. With SAC both make an update of 256 transitions for
+each step, after the same number of steps for Hopper. Both are judged by their training episodes at the end: the mean
+return of the last 20, sampled as in training. CPU seconds include the processes of the simulators.
 
-    python benchmarks/control.py [--task cartpole pendulum pendulum-sac] [--seeds 0 1 2] [--steps N]
-        [--write docs/robots.md] [--json control.json]
+    python benchmarks/control.py [--task cartpole pendulum pendulum-sac hopper-sac reach-sac] [--seeds 0 1 2]
+        [--steps N] [--write docs/robots.md] [--json control.json]
 """
 
 import argparse
+import importlib
 import json
+import os
 import resource
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
+from _control_tasks import TASKS, Control, SimulatorEnv
 from _page import write_table
 
 from interlace.observe.progress import QuietProgress
@@ -31,70 +36,53 @@ LAST = 20
 """Number of last episodes in a run's result."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Control:
-    """A task, and the settings of both for it."""
-
-    task: str
-    recipe: str
-    steps: int
-    """Simulated steps."""
-    overrides: tuple[str, ...] = ()
-    """Overrides of the recipe."""
-    theirs: Mapping[str, object]
-    """Arguments of Stable-Baselines3's algorithm that its zoo sets."""
-    algorithm: Literal["PPO", "SAC"] = "PPO"
-    num_envs: int = 4
-    """Environments of Stable-Baselines3."""
-
-
-TASKS = {
-    "cartpole": Control(
-        task="CartPole-v1",
-        recipe="robot-cartpole",
-        steps=15_000,
-        overrides=("epochs=10", "algorithm.gamma=0.98", "algorithm.lam=0.8"),
-        theirs={
-            "n_steps": 256, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "learning_rate": 1e-3,
-        },
-    ),
-    "pendulum": Control(
-        task="Pendulum-v1",
-        recipe="robot-pendulum",
-        steps=20_000,
-        theirs={"n_steps": 1024, "gamma": 0.9, "use_sde": True, "sde_sample_freq": 4, "learning_rate": 1e-3},
-    ),
-    "pendulum-sac": Control(
-        task="Pendulum-v1",
-        recipe="robot-sac",
-        steps=10_000,
-        theirs={"learning_rate": 1e-3},
-        algorithm="SAC",
-        num_envs=1,
-    ),
-}  # fmt: skip
-
-
 class _StopAt(StopSignal):
     """Signal that requests a stop after a number of actions."""
 
     def __init__(self, metrics: Path, actions: int) -> None:
         super().__init__(lambda: None)
-        self._metrics, self._actions = metrics, actions
+        self._metrics, self._left, self._read = metrics, float(actions), 0
 
     @property
     def requested(self) -> bool:
-        lines = self._metrics.read_text().splitlines() if self._metrics.exists() else []
-        return sum(json.loads(line)["env/actions"] for line in lines) >= self._actions
+        """Reads the lines that were written since the last call."""
+        if self._metrics.exists() and self._metrics.stat().st_size > self._read:
+            with self._metrics.open("rb") as file:
+                file.seek(self._read)
+                for line in file.read().splitlines(keepends=True):
+                    if line.endswith(b"\n"):
+                        self._left -= json.loads(line)["env/actions"]
+                        self._read += len(line)
+        return self._left <= 0
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU seconds of this process and of ended child processes, such as simulators."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    """Returns the CPU seconds of this process and of its descendants, such as simulators, with those that ended."""
+    tick = os.sysconf("SC_CLK_TCK")
+    parents, seconds = dict[int, int](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # a process that ended meanwhile
+            continue
+        number = int(path.parent.name)
+        parents[number], seconds[number] = int(fields[1]), sum(map(int, fields[11:15])) / tick
+    total = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    found = [os.getpid()]
+    for parent in found:  # grows
+        children = [child for child, its in parents.items() if its == parent]
+        total += sum(seconds[child] for child in children)
+        found += children
+    return total
 
 
 def ours(control: Control, seed: int) -> tuple[float, float]:
-    """Trains the recipe. Returns (mean return of the last episodes, CPU seconds of all processes)."""
+    """Trains the recipe. Returns (mean return of the last episodes, CPU seconds of all processes).
+
+    Imports do not count, as for Stable-Baselines3.
+    """
+    for name in ("interlace.robots.models.vla", "interlace.workers.actor", "interlace.engines.rollout.engine"):
+        importlib.import_module(name)
     began_s = _cpu_seconds()
     with tempfile.TemporaryDirectory() as root:
         settings = [
@@ -123,12 +111,13 @@ def theirs(control: Control, seed: int) -> tuple[float, float]:
 
     torch.set_num_threads(1)
     began_s = _cpu_seconds()
-    envs = make_vec_env(control.task, n_envs=control.num_envs, seed=seed)
+    make = partial(SimulatorEnv, control.simulator, control.reward_scale) if control.simulator else control.task
+    envs = make_vec_env(make, n_envs=control.num_envs, seed=seed)
     kind = getattr(stable_baselines3, control.algorithm)
     model = kind("MlpPolicy", envs, seed=seed, device="cpu", **control.theirs)
     model.learn(control.steps)
     done = list(model.ep_info_buffer or ())[-LAST:]
-    return statistics.fmean(one["r"] for one in done), _cpu_seconds() - began_s
+    return statistics.fmean(one["r"] for one in done) / control.reward_scale, _cpu_seconds() - began_s
 
 
 def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> str:

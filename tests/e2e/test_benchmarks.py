@@ -29,7 +29,7 @@ SMALLEST = {
     ),
     "agents": ("--only", "crowd", "--rounds", "1"),
     "channel": ("--lengths", "64", "--batches", "64"),
-    "control": ("--task", "cartpole", "--seeds", "0", "--steps", "300"),
+    "control": ("--task", "cartpole", "hopper-sac", "reach-sac", "--seeds", "0", "--steps", "300"),
     "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
     "data_plane": ("--samples", "64", "--rounds", "1"),
     "drift": ("--steps", "8", "--schedules", "one-step-off"),
@@ -92,6 +92,32 @@ def test_the_controller_is_measured_with_ranks_behind_sockets(tmp_path: Path) ->
     subprocess.run(command, cwd=tmp_path, timeout=TIMEOUT_S, check=True)
     (row,) = json.loads(written.read_text())
     assert row["samples"] > 4 * 25
+
+
+def test_control_counts_the_cpu_time_of_living_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulator is a child of the fork server, and both live until the run's process ends."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    control = importlib.import_module("control")
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}])"
+    before = control._cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline() == b"done\n"
+        assert control._cpu_seconds() - before > 0.45
+        child.communicate(b"\n")
+
+
+def test_control_gives_stable_baselines3_the_simulator_of_interlace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    tasks = importlib.import_module("_control_tasks")
+    section = {"family": "gymnasium", "settings": {"tasks": ["Pendulum-v1"], "horizon": 3}}
+    one, other = tasks.SimulatorEnv(section, 0.1), tasks.SimulatorEnv(section, 1.0)
+    (first, _), (second, _) = one.reset(seed=5), other.reset(seed=5)
+    assert one.observation_space.contains(first) and (first == second).all() and not (first == one.reset()[0]).all()
+    one.reset(seed=5)
+    ends = [(one.step(one.action_space.low), other.step(one.action_space.low)) for _ in range(3)]
+    assert [found[2:4] for found, _ in ends] == [(False, False), (False, False), (False, True)]
+    assert all(found[1] == pytest.approx(0.1 * whole[1]) and whole[1] < 0 for found, whole in ends)
 
 
 def test_the_planner_has_twelve_workloads_and_writes_predictions_under_their_hash(

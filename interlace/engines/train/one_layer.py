@@ -2,7 +2,7 @@
 
 The embeddings of the instruction and of the query tokens are then equal in all contexts, so their norms, keys, values
 and queries are computed once. Of each context only the state's placeholders get keys and values, and only the query
-tokens get outputs. The result is that of the whole model, up to rounding.
+tokens get outputs. Except for rounding, the result equals the output of the whole model.
 
 Shapes: B = contexts, S = placeholders of a state, F = tokens that all contexts share, C = query tokens, the last of F,
 J = F + S, H = hidden size, K = key/value heads, G = query heads for each of these, D = numbers of a head.
