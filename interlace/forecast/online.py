@@ -14,6 +14,7 @@ from interlace.flows.steps import StepResult
 from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
+from interlace.forecast.search.candidates import period_steps
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import CostDrift, Replanner
 from interlace.observe.progress import ProgressView
@@ -45,7 +46,8 @@ class OnlinePlanner:
     The schedule changes only at publications. Fields that need no restart change at once, by a table of step times
     that the process simulates once (`interlace/forecast/decisions.py`). Any other change restarts the run, in the same
     process, from a checkpoint of that boundary: any field of the schedule may change, also placements and instances,
-    and no training is lost. It must pay back the measured cost of the previous restart.
+    and no training is lost. It must pay back the measured cost of the previous restart, and the predicted time to fill
+    the pipeline, because samples in flight begin again.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class OnlinePlanner:
         self._search_s = min(search_s or SEARCH_S, request.settings.search_s)
         self._request, self._accepts = request, accepts
         self._schedule = schedule
-        self._rule = Replanner(predicted_s, noise=request.simulation.profile.step_noise)
+        self._rule = Replanner(predicted_s, noise=request.simulation.profile.step_noise, period=period_steps(schedule))
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._reward_drift, self._tool_drift = CostDrift(), CostDrift()
         self._version = -1
@@ -121,7 +123,8 @@ class OnlinePlanner:
             return None
         self._schedule, self._since_change = found.schedule, 0
         self._search = None  # a search in progress compares its plans with the previous schedule
-        self._rule.changed(found.step_s if isinstance(found, LiveDecision) else found.score.step_s)
+        step_s = found.step_s if isinstance(found, LiveDecision) else found.score.step_s
+        self._rule.changed(step_s, period=period_steps(found.schedule))
         self._reward_drift.restart()  # a call has the samples of a granule, which depends on the schedule
         return found.schedule
 
@@ -206,14 +209,19 @@ class OnlinePlanner:
             progress.say("planning again did not predict the present schedule, which stays")
             self._rule.keep()
             return
-        current_s = current.score.step_s
+        current_s, fill_s = current.score.step_s, best.score.fill_s
         restarts = not self._may_become(best.schedule)
-        if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left, restarts=restarts):
+        if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left, restarts=restarts, fill_s=fill_s):
             self._next = best
             progress.say(
                 f"changing the schedule{'' if restarts else ' in place'}: {current_s:.3g} s a step predicted now, "
                 f"{best.score.step_s:.3g} with {list_changes(best.schedule)}"
-                + (f"; starting again from here takes about {self._rule.switch_s:.3g} s" if restarts else "")
+                + (
+                    f"; starting again from here takes about {self._rule.switch_s:.3g} s, and filling the pipeline "
+                    f"{fill_s:.3g} s"
+                    if restarts
+                    else ""
+                )
             )
 
     def _refit_lengths(self, search_s: float) -> PlanRequest:

@@ -134,12 +134,13 @@ def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
 def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recipe) -> Score:
     """Returns the means over the last `counted` steps. simulation: of the run; its tokens/s are of all its devices."""
     counted = min(counted, len(run.results))
-    results = run.results[-counted:]
+    filling, results = run.results[:-counted], run.results[-counted:]
     rows = [result.metrics for result in results]
     step_s = [row["timing_s/step"] for row in rows]
     seconds = sum(step_s)
     per_device = sum(row["goodput/trained_tokens_per_device_s"] * row["timing_s/step"] for row in rows) / seconds
     ledger = ledger_of(rows)
+    filled_s = sum(result.metrics["timing_s/step"] for result in filling)
     shift = 0.0
     if selects_by_speed(recipe.schedule.resolved):
         shift = _length_shift(results, simulation, recipe)
@@ -153,6 +154,7 @@ def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recip
         length_shift=shift,
         bins={name: ledger.fraction(name) for name in BINS},
         num_steps=len(run.results),
+        fill_s=max(0.0, filled_s - len(filling) * seconds / counted),
     )
 
 

@@ -98,6 +98,8 @@ class Score:
     """Share of device time in each bin of the goodput ledger."""
     num_steps: int = 0
     """Simulated steps, including those that fill the pipeline; 0 if not counted."""
+    fill_s: float = 0.0
+    """Seconds by which the steps that fill an empty pipeline take longer than as many others."""
 
     @property
     def is_unbiased(self) -> bool:

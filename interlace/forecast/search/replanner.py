@@ -2,10 +2,10 @@
 
 import math
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 RECENT = 5
-"""Number of recent steps in the residual."""
+"""Minimum number of recent steps in the residual, which is of whole periods of the schedule."""
 DRIFT = 0.1
 """Relative change of the residual that makes a new plan due."""
 AT_MOST = 25
@@ -29,12 +29,14 @@ class Replanner:
     two consecutive plans recommend it: a single plan may follow noise.
     """
 
-    def __init__(self, predicted_s: float, *, noise: float = 0.0) -> None:
-        """noise: relative difference in speed that the profile cannot resolve; see `Profile.step_noise`."""
-        self.predicted_s, self.noise = predicted_s, noise
+    def __init__(self, predicted_s: float, *, noise: float = 0.0, period: int = 1) -> None:
+        """predicted_s: mean seconds of a step. noise: relative difference in speed that the profile cannot resolve; see
+        `Profile.step_noise`. period: of the schedule, in steps, within which the steps take different times.
+        """
+        self.predicted_s, self.noise, self._period = predicted_s, noise, period
         self.switch_s = math.inf
-        """Measured seconds of a change; infinite until the first measurement."""
-        self._ratios: deque[float] = deque(maxlen=RECENT)
+        """Measured seconds of a restart; infinite until the first measurement."""
+        self._ratios = _make_window(period)
         self._since = 0
         self._fitted: float | None = None
         """Ratio of the first steps after the last plan."""
@@ -46,16 +48,27 @@ class Replanner:
         """Records a measured step. Returns predicted divided by measured, minus 1."""
         self._ratios.append(step_s / self.predicted_s)
         self._since += 1
-        if self._fitted is None and len(self._ratios) == RECENT:
-            self._fitted = self.ratio
+        if self._fitted is None and self._is_full:
+            self._fitted = self._residual
         return self.predicted_s / step_s - 1
 
     @property
     def ratio(self) -> float:
-        """Median of measured divided by predicted seconds of recent steps: the profile's error; 1 before the first
-        step.
+        """Mean of measured divided by predicted seconds of recent steps: the profile's error; 1 before the first step.
+
+        A mean, as the prediction is: the steps of a period take different times, and their median misses the long ones.
         """
-        return median(self._ratios) if self._ratios else 1.0
+        return fmean(self._ratios) if self._ratios else 1.0
+
+    @property
+    def _residual(self) -> float:
+        """Median of the means of recent periods, which a single slow step does not change if a period is a step."""
+        steps, period = list(self._ratios), self._period
+        return median(fmean(steps[start : start + period]) for start in range(0, len(steps), period))
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._ratios) == self._ratios.maxlen
 
     def left_s(self, steps_left: int) -> float:
         """Returns the seconds that the remaining steps take at the recent speed."""
@@ -64,9 +77,9 @@ class Replanner:
     @property
     def is_due(self) -> bool:
         """True if the residual has changed or AT_MOST steps have passed. Read at publications."""
-        if self._fitted is None or self._since < RECENT:
+        if self._fitted is None:
             return False
-        drifts = abs(math.log(self.ratio / self._fitted)) > DRIFT
+        drifts = abs(math.log(self._residual / self._fitted)) > DRIFT
         return drifts or self._since >= AT_MOST or self._asked > 0 or self._was_outdated
 
     @property
@@ -80,14 +93,18 @@ class Replanner:
             return False
         return abs(math.log(self._fitted / self._before)) > DRIFT
 
-    def planned(self, predicted_s: float, best_s: float, *, steps_left: int, restarts: bool = True) -> bool:
+    def planned(
+        self, predicted_s: float, best_s: float, *, steps_left: int, restarts: bool = True, fill_s: float = 0.0
+    ) -> bool:
         """Records a new plan. Returns whether to change to it.
 
         predicted_s: seconds of a step of the current schedule, with the lengths fitted again. best_s: the same of the
-        plan. restarts: whether the change restarts the run; else it costs nothing, and one plan is enough.
+        plan. restarts: whether the change restarts the run; else it costs nothing, and one plan is enough. fill_s:
+        predicted seconds that the plan takes to fill an empty pipeline, which a restart leaves.
         """
-        saved_s = (predicted_s - best_s) * self.ratio * self.predicted_s / predicted_s
-        pays = not restarts or saved_s * steps_left > PAYS_BACK * self.switch_s
+        error = self.ratio * self.predicted_s / predicted_s
+        saved_s, cost_s = (predicted_s - best_s) * error, self.switch_s + fill_s * error
+        pays = not restarts or saved_s * steps_left > PAYS_BACK * cost_s
         wants = is_faster(best_s, predicted_s, noise=self.noise) and pays
         self._asked = self._asked + 1 if wants else 0
         # A second residual that differs is the profile's error at these lengths.
@@ -99,14 +116,19 @@ class Replanner:
         self._asked = 0
         self._restart_window(self.predicted_s)
 
-    def changed(self, predicted_s: float) -> None:
-        """Records that the schedule changed to one with this prediction."""
-        self._asked = 0
+    def changed(self, predicted_s: float, *, period: int = 1) -> None:
+        """Records that the schedule changed to one with this prediction and this period, in steps."""
+        self._asked, self._period, self._ratios = 0, period, _make_window(period)
         self._restart_window(predicted_s)
 
     def _restart_window(self, predicted_s: float, *, before: float | None = None) -> None:
         self.predicted_s, self._since, self._fitted, self._before = predicted_s, 0, None, before
         self._ratios.clear()
+
+
+def _make_window(period: int) -> deque[float]:
+    """Returns a window of whole periods, at least RECENT steps."""
+    return deque(maxlen=math.ceil(RECENT / period) * period)
 
 
 class CostDrift:

@@ -49,6 +49,14 @@ def test_the_planner_gets_the_score_of_a_model_of_the_cluster_as_it_is() -> None
         assert score([(schedule, fidelity)]) == [place.score(schedule, fidelity)]
 
 
+def test_the_steps_that_fill_a_pipeline_are_a_cost_of_a_restart() -> None:
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
+    place = Workplace(recipe=load_recipe("quickstart", ["prompts_per_step=32", "minibatches=1"]), simulation=simulation)
+    for preset, fills in (("verl-colocated", False), ("one-step-off", True)):
+        score = place.score(load_schedule(preset), Fidelity(steps=2))
+        assert isinstance(score, Score) and (score.fill_s > 0) is fills
+
+
 def test_a_simulation_of_a_slow_schedule_ends_early() -> None:
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h20"), num_devices=8, num_prompts=64)
     place = Workplace(recipe=load_recipe("quickstart", ["prompts_per_step=32", "minibatches=1"]), simulation=simulation)

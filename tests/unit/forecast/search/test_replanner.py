@@ -85,6 +85,32 @@ def test_a_change_must_pay_its_measured_cost_back_twice() -> None:
         assert rule.planned(2.0, 1.0, steps_left=steps_left) is changes
 
 
+def test_a_restart_must_also_pay_back_the_time_that_fills_its_pipeline() -> None:
+    """A change that saved 100 s was taken for a restart of 10 s, after which the pipeline took 100 s to fill."""
+    for fill_s, changes in ((0.0, True), (100.0, False)):
+        rule = drifted(switch_s=10.0)
+        rule.planned(2.0, 1.0, steps_left=100, fill_s=fill_s)
+        told(rule, 2.0, RECENT)
+        assert rule.planned(2.0, 1.0, steps_left=100, fill_s=fill_s) is changes
+
+
+def test_steps_of_different_lengths_are_compared_with_a_prediction_by_their_mean() -> None:
+    """Every fourth step publishes and takes 5 s, the others 1 s: their median was half of the predicted mean of 2 s."""
+    rule = Replanner(2.0, period=4)
+    for step in range(1, 2 * AT_MOST):
+        rule.observe(5.0 if step % 4 == 0 else 1.0)
+        if step >= 8:
+            assert rule.ratio == 1.0 and rule.left_s(10) == 20.0, "a window has whole periods"
+        assert rule.is_due is (step >= AT_MOST), "no step of a period is drift"
+
+
+def test_one_slow_step_is_no_drift() -> None:
+    rule = Replanner(1.0)
+    told(rule, 1.0, RECENT)
+    rule.observe(10.0)
+    assert not rule.is_due
+
+
 def test_a_plan_without_a_decision_is_not_repeated_at_once() -> None:
     rule = drifted(switch_s=1.0)
     assert rule.is_due
@@ -103,7 +129,7 @@ def test_no_change_before_its_cost_was_measured() -> None:
 
 def test_after_a_change_residuals_begin_anew() -> None:
     rule = drifted(switch_s=1.0)
-    rule.changed(0.5)
+    rule.changed(0.5, period=4)
     assert rule.predicted_s == 0.5
     assert rule.ratio == 1.0
     assert not rule.is_due
