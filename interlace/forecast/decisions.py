@@ -18,8 +18,9 @@ from interlace.schedule.schedule import Schedule
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths of responses, relative to the profile, at which schedules are simulated."""
-STEPS = 10
-"""Counted steps of each simulation."""
+STEPS, FEW_STEPS = 10, 4
+"""Counted steps of each simulation, and if a step has MANY samples."""
+MANY = 512
 START_GROWTH = 2.0
 """Growth of the responses for which the first of several tied plans is chosen."""
 START_SHARE = 0.25
@@ -79,8 +80,8 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
 
     accepts: returns the reason why a schedule cannot run.
     """
-    workload, rows = request.workload, dict[Schedule, tuple[float, ...]]()
-    fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
+    rows = dict[Schedule, tuple[float, ...]]()
+    fidelity = _choose_fidelity(request)
     start = current
     for _ in range(ROUNDS):
         for schedule in list_live(start, request.settings.max_staleness, request.simulation):
@@ -96,6 +97,20 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
     profile, most = request.simulation.profile, request.recipe.sampling.max_new_tokens
     lengths = tuple(fmean(response_lengths(with_growth(profile, factor).lengths, most)) for factor in FACTORS)
     return DecisionTable(lengths=lengths, rows=rows)
+
+
+def count_samples(request: PlanRequest, current: Schedule) -> int:
+    """Returns the samples that make_table() simulates at most."""
+    fidelity = _choose_fidelity(request)
+    steps = [
+        fidelity.num_steps(each) for each in list_live(current, request.settings.max_staleness, request.simulation)
+    ]
+    return ROUNDS * len(FACTORS) * sum(steps) * request.workload.requests_per_step // fidelity.scale
+
+
+def _choose_fidelity(request: PlanRequest) -> Fidelity:
+    workload = request.workload
+    return Fidelity(scale=coarser(workload)[0], steps=STEPS if workload.requests_per_step < MANY else FEW_STEPS)
 
 
 def choose_start(made: RecipePlan) -> Planned:

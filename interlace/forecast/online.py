@@ -2,21 +2,23 @@
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from multiprocessing.pool import AsyncResult, Pool
 from statistics import fmean
 
 from interlace.core.errors import InterlaceError
-from interlace.core.types import Metrics, Sample
+from interlace.core.types import Metrics
 from interlace.flows.steps import StepResult
-from interlace.forecast.decisions import DecisionTable, LiveDecision, make_table
+from interlace.forecast.decisions import DecisionTable, LiveDecision, count_samples, make_table
+from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
+from interlace.forecast.remaining import fit_schedule, leave_out_devices
+from interlace.forecast.scoring import FIRST_SAMPLE_S
 from interlace.forecast.search.candidates import period_steps
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
-from interlace.forecast.search.replanner import CostDrift, Replanner
+from interlace.forecast.search.replanner import Replanner
 from interlace.observe.progress import ProgressView
 from interlace.runtime.process.child import become_child
 from interlace.runtime.process.launch import spawn_context
@@ -27,17 +29,11 @@ LOWEST = 19
 falls to a tenth of its speed, because its threads wait for one another."""
 SEARCH_S = 6.0
 """Seconds of a search that runs concurrently with training."""
-TABLE_S = 1.5
-"""Approximate seconds of the simulations of a table."""
 REST_PER_SEARCH = 10.0
 """Minimum seconds of the remaining steps for each second of a search or a table. Both compete with the run for the
 processors, so a gain of a tenth must pay for them."""
-KEPT_STEPS = 4
-"""Recent steps whose responses give the current length distribution."""
 DECIDING_STEPS = 2
 """Recent steps whose responses decide between schedules that need no restart."""
-POINTS = 33
-"""Quantiles of a measured distribution."""
 
 
 class OnlinePlanner:
@@ -67,10 +63,9 @@ class OnlinePlanner:
         self._niceness = niceness
         self._search_s = min(search_s or SEARCH_S, request.settings.search_s)
         self._request, self._accepts = request, accepts
-        self._schedule = schedule
+        self._schedule, self._whole = schedule, request.simulation
         self._rule = Replanner(predicted_s, noise=request.simulation.profile.step_noise, period=period_steps(schedule))
-        self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
-        self._reward_drift, self._tool_drift = CostDrift(), CostDrift()
+        self._observed = ObservedWorkload()
         self._version = -1
         self._pool: Pool | None = None
         self._search: AsyncResult[RecipePlan] | None = None
@@ -81,16 +76,22 @@ class OnlinePlanner:
         """Seconds of the schedules that need no restart. None while it is made, or if it could not be simulated."""
         self._tabulated: Schedule | None = None
         """Schedule for which the table was begun last."""
+        self._leaving_s: float | None = None
+        """Time of the decision for a restart, until the next process has started."""
         self._since_change = DECIDING_STEPS  # no step shows an earlier schedule
         self.decision_s = 0.0
         """Seconds of the last decision by the table."""
 
     def started(self, seconds: float, may_become: Callable[[Schedule], bool] = lambda _: False) -> None:
-        """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change.
+        """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change. After a
+        restart for a change, the end of the process before it, with its checkpoint, counts too.
 
         may_become: returns whether the run can follow a schedule without a restart.
         """
+        if self._leaving_s is not None:
+            seconds, self._leaving_s = max(seconds, time.monotonic() - self._leaving_s), None
         self._rule.switch_s, self._may_become = seconds, may_become
+        self._whole = self._request.simulation
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         """Records a step and prints its prediction. Returns metrics; afterwards `change` is set if the run is to
@@ -98,8 +99,7 @@ class OnlinePlanner:
         """
         predicted_s, step_s = self._rule.predicted_s, result.metrics["timing_s/step"]
         error = self._rule.observe(step_s)
-        self._lengths.append([length for ended in result.ended for length in list_lengths(ended.sample)])
-        self._observe_costs(result, step_s)
+        self._observed.observe(result)
         progress.say(f"step {result.step}: predicted {predicted_s:.3g} s, measured {step_s:.3g} ({error:+.0%})")
         if result.version != self._version:
             self._version = result.version
@@ -125,12 +125,40 @@ class OnlinePlanner:
         self._search = None  # a search in progress compares its plans with the previous schedule
         step_s = found.step_s if isinstance(found, LiveDecision) else found.score.step_s
         self._rule.changed(step_s, period=period_steps(found.schedule))
-        self._reward_drift.restart()  # a call has the samples of a granule, which depends on the schedule
+        self._observed.rewards.restart()  # a call has the samples of a granule, which depends on the schedule
         return found.schedule
 
     @property
     def schedule(self) -> Schedule:
         return self._schedule
+
+    def fit_devices(self, num_devices: int) -> Schedule:
+        """Plans for another number of devices from now on, on which the run starts again. Returns the schedule with the
+        same shares of them.
+        """
+        simulation = self._request.simulation
+        if num_devices != simulation.num_devices and not simulation.pools:
+            self._set_devices(num_devices, fit_schedule(self._schedule, simulation.devices, num_devices))
+        return self._schedule
+
+    def follow_devices(self, remaining: Collection[int], running: Schedule) -> None:
+        """Plans for the remaining devices of a run that continues without the others, or with all again.
+
+        Any change then restarts the run, because the next process numbers the devices that it finds. remaining:
+        indices. running: the schedule of the run on all of its devices.
+        """
+        simulation = self._whole
+        devices = simulation.devices
+        schedule = leave_out_devices(running, devices, remaining)
+        if schedule and not simulation.pools:
+            self._set_devices(len(remaining), running if len(remaining) == len(devices) else schedule)
+
+    def _set_devices(self, num_devices: int, schedule: Schedule) -> None:
+        """Takes the number of devices and the schedule on them. The searches and the table were of other devices."""
+        simulation = replace(self._request.simulation, num_devices=num_devices)
+        self._request, self._schedule = replace(self._request, simulation=simulation), schedule
+        self._table = self._tabulated = self._making = self._search = self._next = None
+        self._rule.expire()
 
     def wait(self) -> None:
         """Waits for the current search and the table, so that every run takes the same decisions."""
@@ -155,7 +183,7 @@ class OnlinePlanner:
         if not self._may_become(self._schedule):
             return
         self._update_table(steps_left, progress)
-        lengths = [length for step in list(self._lengths)[-DECIDING_STEPS:] for length in step]
+        lengths = self._observed.list_lengths(DECIDING_STEPS)
         # The first steps after a change show the previous schedule.
         if self._table is None or not lengths or self._since_change <= DECIDING_STEPS:
             return
@@ -178,7 +206,9 @@ class OnlinePlanner:
                 progress.say(f"no table of schedules: {error}")
             self._making = None
         is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
-        if not self._making and not is_known and self._is_worth(TABLE_S, steps_left):
+        if self._making or is_known:
+            return
+        if self._is_worth(FIRST_SAMPLE_S * count_samples(self._request, self._schedule), steps_left):
             self._table, self._tabulated = None, self._schedule
             self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
 
@@ -188,8 +218,10 @@ class OnlinePlanner:
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
-            if self._rule.is_due and self._is_worth(self._search_s, steps_left):
+            is_due = self._rule.is_due or (self._rule.is_old and self._observed.has_other_lengths)
+            if is_due and self._is_worth(self._search_s, steps_left):
                 request = self._refit_lengths(self._search_s)
+                self._observed.note_search()
                 self._search = self._process.apply_async(_make_plan, (request, self._schedule))
             return
         if not self._search.ready():
@@ -213,6 +245,7 @@ class OnlinePlanner:
         restarts = not self._may_become(best.schedule)
         if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left, restarts=restarts, fill_s=fill_s):
             self._next = best
+            self._leaving_s = time.monotonic() if restarts else None
             progress.say(
                 f"changing the schedule{'' if restarts else ' in place'}: {current_s:.3g} s a step predicted now, "
                 f"{best.score.step_s:.3g} with {list_changes(best.schedule)}"
@@ -226,36 +259,19 @@ class OnlinePlanner:
 
     def _refit_lengths(self, search_s: float) -> PlanRequest:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
-        lengths = [length for step in self._lengths for length in step]
+        lengths = self._observed.list_lengths()
         self._set_profile(with_lengths(self._request.simulation.profile, lengths))
         settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
         return replace(self._request, settings=settings)
-
-    def _observe_costs(self, result: StepResult, step_s: float) -> None:
-        """Records the seconds of a call that scores samples, and of a tool's call."""
-        reward_s = result.metrics.get("perf/reward_call_s", 0.0)
-        self._reward_drift.observe(reward_s, reward_s / step_s)
-        samples = [ended.sample.counts.tool_s for ended in result.ended if ended.sample.counts]
-        calls = [seconds for tool_s in samples for seconds in tool_s]
-        if calls:
-            self._tool_drift.observe(fmean(calls), sum(calls) / len(samples) / step_s)
 
     def _refit_costs(self, progress: ProgressView) -> None:
         """Scales the profile's times of rewards and tools if they have changed; a new table then replaces the old one,
         and a search in progress ends without a decision.
         """
-        profile = self._request.simulation.profile
-        for name, drift, scale in (
-            ("rewards", self._reward_drift, with_rewards),
-            ("tools", self._tool_drift, with_tools),
-        ):
-            if (ratio := drift.ratio) == 1:
-                continue
+        for name, ratio, profile in self._observed.scale_costs(self._request.simulation.profile):
             progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
-            profile = scale(profile, ratio)
-            drift.restart()
+            self._set_profile(profile)
             self._table = self._tabulated = self._making = self._search = None
-        self._set_profile(profile)
 
     def _set_profile(self, profile: Profile) -> None:
         self._request = replace(self._request, simulation=replace(self._request.simulation, profile=profile))
@@ -278,34 +294,3 @@ def _tabulate(request: PlanRequest, current: Schedule) -> DecisionTable:
 
 def _make_plan(request: PlanRequest, current: Schedule) -> RecipePlan:
     return make_plan(request, accepts=_accepts, current=current)
-
-
-def list_lengths(sample: Sample) -> list[int]:
-    """Returns the tokens of each response of a sample; of a sample with several turns, their mean for each turn."""
-    turns = max(1, sample.counts.num_turns) if sample.counts else 1
-    return [max(1, round(sample.num_sampled / turns))] * turns if sample.num_sampled else []
-
-
-def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
-    """Returns a profile with measured response lengths; the spread between prompts and within one is kept."""
-    if len(lengths) < POINTS:
-        return profile
-    ordered = sorted(lengths)
-    quantiles = [float(ordered[round(place / (POINTS - 1) * (len(ordered) - 1))]) for place in range(POINTS)]
-    fitted = profile.lengths.model_copy(update={"quantiles": tuple(quantiles)})
-    return profile.model_copy(update={"lengths": fitted})
-
-
-def with_rewards(profile: Profile, factor: float) -> Profile:
-    """Returns a profile whose rewards take longer by a factor."""
-    reward = profile.reward
-    longer = {"median_s": reward.median_s * factor, "max_s": max(reward.max_s, reward.median_s * factor)}
-    return profile.model_copy(update={"reward": reward.model_copy(update=longer)})
-
-
-def with_tools(profile: Profile, factor: float) -> Profile:
-    """Returns a profile whose tools take longer by a factor; the same profile if its episodes have no turns."""
-    if profile.turns is None:
-        return profile
-    longer = profile.turns.model_copy(update={"tool_s": tuple(each * factor for each in profile.turns.tool_s)})
-    return profile.model_copy(update={"turns": longer})

@@ -187,6 +187,11 @@ class Membership:
             recovery.cancel()
             await asyncio.wait({recovery})
 
+    @property
+    def lost_devices(self) -> frozenset[int]:
+        """Indices of the devices of lost engines."""
+        return frozenset(index for driver in self._lost for index in driver.group.device_indices)
+
     def states(self) -> list[EngineState]:
         return [self._describe_state(driver) for driver in self._drivers]
 

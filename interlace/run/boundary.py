@@ -1,7 +1,7 @@
 """Work at the step boundaries of any run: logs, checkpoints, and the best step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -57,6 +57,12 @@ class ScheduleChanger(Protocol):
 
     def take_change(self) -> Schedule | None:
         """Returns the schedule to continue with, once."""
+
+    def fit_devices(self, num_devices: int) -> Schedule:
+        """Returns the schedule for the devices on which the run starts again."""
+
+    def follow_devices(self, remaining: Collection[int], running: Schedule) -> None:
+        """Plans for the devices that work, by index. running: the schedule of the run on all of its devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from interlace.observe.quiet import QuietWatch
 from interlace.observe.transcripts import write_transcripts
 from interlace.rewards.results import ACCURACY
 from interlace.run.boundary import Boundary, StateLater, TrainJob
+from interlace.run.device_watch import DeviceWatch
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import RIGHT_FROM, Evaluator
 from interlace.run.films import keep_films
@@ -69,6 +70,8 @@ class StepBoundary(Boundary):
         """The last step, whose samples are for loggers with tables."""
         self.utilization: UtilizationMeter | None = None
         """Meter of the model FLOPs; None leaves them out."""
+        self.devices: DeviceWatch | None = None
+        """Watch for devices that disappear; None without a planner."""
 
     async def begin(self) -> None:
         """Evaluates the initial policy."""
@@ -92,6 +95,9 @@ class StepBoundary(Boundary):
         if is_due and self._evaluator.has_prompts:
             self.after = await self._evaluate(f"evaluation after step {result.step}")
             evaluation = self.after.metrics()
+        if self.devices:
+            membership = self._run.rollout.pool.membership
+            await self.devices.look(membership.lost_devices, self._hosted.live.schedule)
         metrics = {
             **result.metrics,
             **evaluation,

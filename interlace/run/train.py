@@ -29,6 +29,8 @@ from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
 from interlace.run.boundary import ScheduleChanger, TrainJob
 from interlace.run.callbacks import Callbacks
+from interlace.run.clusters.base import back_end
+from interlace.run.device_watch import DeviceWatch
 from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
@@ -124,16 +126,23 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
         ledger = ledger.plus(session.ledger)
         if report is None:
             resume = True
-            if planner:  # it may have changed in place
-                recipe = set_schedule(recipe, planner.schedule, recipe.schedule.preset)
+            if planner:  # the schedule may have changed in place, and devices may be gone
+                recipe = _fit_schedule(recipe, planner)
+                folder.write_config(recipe)
             del session
             gc.collect()  # the failed process holds models in reference cycles, and its error held its frames
             continue
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
-        if schedule is None:
+        if planner is None or schedule is None:
             return replace(report, ledger=ledger, was_interrupted=report.was_stopped and stop.requested)
-        recipe, resume = set_schedule(recipe, schedule, recipe.schedule.preset), True
+        recipe, resume = _fit_schedule(recipe, planner), True
         folder.write_config(recipe)
+
+
+def _fit_schedule(recipe: Recipe, planner: ScheduleChanger) -> Recipe:
+    """Returns the recipe with the planner's schedule, for the devices that a new process of the run finds."""
+    num_devices = len(back_end(recipe.cluster).find_devices(recipe.cluster))
+    return set_schedule(recipe, planner.fit_devices(num_devices), recipe.schedule.preset)
 
 
 class _PolicySession(RunProcess):
@@ -180,6 +189,8 @@ class _PolicySession(RunProcess):
         await hosted.run.start(boundary)
         if job.planner:
             job.planner.started(time.monotonic() - self._began_s, hosted.live.may_become)
+            find_devices = partial(back_end(recipe.cluster).find_devices, recipe.cluster)
+            boundary.devices = DeviceWatch(job.planner, len(cluster.devices), lambda: len(find_devices()))
         await boundary.begin()
         with frozen_heap():
             await policy_optimization(hosted.run)

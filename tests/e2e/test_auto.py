@@ -1,7 +1,7 @@
 """A real run with schedule=auto changes its schedule at a publication and continues as one run."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,6 +70,7 @@ class Patient(OnlinePlanner):
     def started(self, seconds: float, may_become: Callable[[Schedule], bool] = lambda _: False) -> None:
         del seconds
         super().started(0.0, may_become)
+        self._rule.switch_s = 0.0
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         found = super().on_step(result, progress)
@@ -153,6 +154,12 @@ class Fixed:
         taken, self.change = self.change, None
         self.schedule = taken or self.schedule
         return taken
+
+    def fit_devices(self, num_devices: int) -> Schedule:
+        raise AssertionError(f"the run started again on {num_devices} devices")
+
+    def follow_devices(self, remaining: Collection[int], running: Schedule) -> None:
+        raise AssertionError(f"devices disappeared, except {remaining}, under {running}")
 
 
 def test_a_real_run_changes_its_schedule_in_place(tmp_path: Path) -> None:

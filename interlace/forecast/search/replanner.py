@@ -9,7 +9,7 @@ RECENT = 5
 DRIFT = 0.1
 """Relative change of the residual that makes a new plan due."""
 AT_MOST = 25
-"""Steps after which a new plan is due regardless of the residual: lengths may change at constant step time."""
+"""Steps after which a plan is old: lengths may change at constant step time."""
 LEAST_GAIN = 0.05
 """Minimum gain of a change, as a share of a step's time; predictions are not accurate enough for smaller gains."""
 PAYS_BACK = 2.0
@@ -26,7 +26,7 @@ class Replanner:
 
     A plan is due at a publication after the residual has changed since the last plan, or from the steps before that
     plan to those after it. The schedule changes if that saves enough per step, pays its measured cost back twice, and
-    two consecutive plans recommend it: a single plan may follow noise.
+    two consecutive plans recommend it: a single plan may follow noise, except after a change of the cluster.
     """
 
     def __init__(self, predicted_s: float, *, noise: float = 0.0, period: int = 1) -> None:
@@ -43,6 +43,7 @@ class Replanner:
         self._before: float | None = None
         """The same of the plan before. None if a difference would not show outdated lengths."""
         self._asked = 0
+        self._is_outdated = False
 
     def observe(self, step_s: float) -> float:
         """Records a measured step. Returns predicted divided by measured, minus 1."""
@@ -76,11 +77,18 @@ class Replanner:
 
     @property
     def is_due(self) -> bool:
-        """True if the residual has changed or AT_MOST steps have passed. Read at publications."""
+        """True if the residual or the cluster has changed, or a plan needs a second one. Read at publications."""
+        if self._is_outdated:
+            return True
         if self._fitted is None:
             return False
         drifts = abs(math.log(self._residual / self._fitted)) > DRIFT
-        return drifts or self._since >= AT_MOST or self._asked > 0 or self._was_outdated
+        return drifts or self._asked > 0 or self._was_outdated
+
+    @property
+    def is_old(self) -> bool:
+        """True if AT_MOST steps have passed since the last plan, which is due again if lengths have changed."""
+        return self._since >= AT_MOST
 
     @property
     def _was_outdated(self) -> bool:
@@ -99,17 +107,23 @@ class Replanner:
         """Records a new plan. Returns whether to change to it.
 
         predicted_s: seconds of a step of the current schedule, with the lengths fitted again. best_s: the same of the
-        plan. restarts: whether the change restarts the run; else it costs nothing, and one plan is enough. fill_s:
-        predicted seconds that the plan takes to fill an empty pipeline, which a restart leaves.
+        plan. restarts: whether the change restarts the run; else it costs nothing. fill_s: predicted seconds that the
+        plan takes to fill an empty pipeline, which a restart leaves. One plan is enough without a restart, and after a
+        change of the cluster.
         """
         error = self.ratio * self.predicted_s / predicted_s
         saved_s, cost_s = (predicted_s - best_s) * error, self.switch_s + fill_s * error
         pays = not restarts or saved_s * steps_left > PAYS_BACK * cost_s
         wants = is_faster(best_s, predicted_s, noise=self.noise) and pays
         self._asked = self._asked + 1 if wants else 0
+        is_enough = self._asked >= (2 if restarts and not self._is_outdated else 1)
         # A second residual that differs is the profile's error at these lengths.
         self._restart_window(predicted_s, before=None if self._was_outdated else self._fitted)
-        return self._asked >= (2 if restarts else 1)
+        return is_enough
+
+    def expire(self) -> None:
+        """Makes a plan due at the next publication: the cluster has changed."""
+        self._is_outdated, self._asked = True, 0
 
     def keep(self) -> None:
         """Records that a plan allowed no decision. The next one is due as after any other plan."""
@@ -123,6 +137,7 @@ class Replanner:
 
     def _restart_window(self, predicted_s: float, *, before: float | None = None) -> None:
         self.predicted_s, self._since, self._fitted, self._before = predicted_s, 0, None, before
+        self._is_outdated = False
         self._ratios.clear()
 
 

@@ -26,6 +26,7 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
     cluster_of = _import_ray().RayCluster
     from interlace.runtime.ray.session import RaySession
 
+    _list_machines.cache_clear()  # a run looks for its machines again after it has lost one
     session = RaySession.open(config.address, this_machine())
     try:
         slots = find_slots(config.devices, session.machines(this_machine))

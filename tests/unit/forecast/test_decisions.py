@@ -5,7 +5,15 @@ import time
 import pytest
 
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.decisions import FACTORS, DecisionTable, choose_start, list_live, make_table, with_growth
+from interlace.forecast.decisions import (
+    FACTORS,
+    DecisionTable,
+    choose_start,
+    count_samples,
+    list_live,
+    make_table,
+    with_growth,
+)
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Planned, SearchResult, accept_all
@@ -75,6 +83,8 @@ def test_a_table_is_simulated_and_decides_in_time(monkeypatch: pytest.MonkeyPatc
     )
     table = make_table(request, current, accepts=accept_all)
     assert set(table.rows) == set(few)
+    # At most: two rounds, four lengths, two schedules of two steps and two that fill the pipeline, of 16 samples.
+    assert count_samples(request, current) == 2 * 4 * 2 * (2 + 3) * 16
     assert table.lengths[-1] < 4 * table.lengths[1] < 4 * 4000, "the limit of 4000 tokens cuts long responses"
     for row in table.rows.values():
         assert len(row) == len(FACTORS)

@@ -1,6 +1,7 @@
 """schedule=auto: the valid settings of a recipe, and a run whose planner changes the schedule."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,12 @@ from interlace.flows.steps import StepResult
 from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
-from interlace.forecast.online import LOWEST, OnlinePlanner, with_lengths, with_tools
+from interlace.forecast.observed import with_lengths, with_tools
+from interlace.forecast.online import LOWEST, OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Planned, SearchResult, accept_all
-from interlace.forecast.search.replanner import RECENT
+from interlace.forecast.search.replanner import AT_MOST, RECENT
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
 from interlace.run.recipe.check_settings import check_placement
@@ -242,6 +244,49 @@ def test_a_search_ends_without_a_decision_after_a_change_of_the_schedule_or_of_t
     assert planner.take_change() == other and planner._search is None
     planner._search = Ready(None)
     for cost in (1.0,) * RECENT + (4.0,) * RECENT:
-        planner._tool_drift.observe(cost, 0.5)
+        planner._observed.tools.observe(cost, 0.5)
     planner._refit_costs(QuietProgress())
     assert planner._search is None
+
+
+def test_a_plan_after_a_loss_of_devices_is_for_the_devices_that_are_left() -> None:
+    """Plans for devices that had disappeared could not be followed, and the loss alone made no plan due."""
+    planner, _ = planner_with(*[None] * 9)
+    trained = dict.fromkeys(("reference", "critic", "actor"), "3")
+    schedule = Schedule.parse({**load_schedule("areal").model_dump(), "placement": {"rollout": "0-2", **trained}})
+    planner._schedule, planner._next = schedule, LiveDecision(schedule=schedule, step_s=0.5, current_s=1.0)
+    planner.follow_devices([0, 2, 3], schedule)
+    assert planner._request.simulation.num_devices == 3 and planner.change is None
+    assert [planner.schedule.placement.of(role).devices for role in ("rollout", "actor")] == ["0-1", "2"]
+    result = steps_under(load_schedule("one-step-off"), request(2))[0]
+    planner.on_step(replace(result, step=1, version=1), QuietProgress())
+    assert planner._search is not None, "a plan is due at once"
+    planner.follow_devices(range(4), schedule)
+    assert (planner._request.simulation.num_devices, planner.schedule) == (4, schedule)
+    assert planner.fit_devices(2).instances("actor", planner._request.simulation.devices)
+    assert planner._request.simulation.num_devices == 2
+    assert planner.fit_devices(2) == planner.schedule
+
+
+def test_the_cost_of_a_restart_counts_the_end_of_the_process_before_it() -> None:
+    planner, _ = planner_with()
+    planner._leaving_s = time.monotonic() - 100.0  # a change was decided, and the checkpoint written
+    planner.started(5.0)
+    assert planner._rule.switch_s >= 100.0
+    planner.started(5.0)  # after a loss
+    assert planner._rule.switch_s == 5.0
+
+
+def test_a_steady_run_is_not_searched_again_until_lengths_change() -> None:
+    """A search in every 25 steps competed with the run for the processors, and had the inputs of the one before it."""
+    planner, process = planner_with(*[None] * 99)
+    planner._may_become = lambda _: False
+    result = steps_under(load_schedule("one-step-off"), request(2))[0]
+    by_length = sorted(result.ended, key=lambda each: each.sample.num_tokens)
+    asked = []
+    for step in range(1, 62):
+        ended = result.ended if step <= 60 else by_length[: len(by_length) // 4]
+        metrics = {**result.metrics, "timing_s/step": 1e4}
+        planner.on_step(replace(result, step=1, version=step, metrics=metrics, ended=ended), QuietProgress())
+        asked.append(process.num_asked)
+    assert [asked[step - 1] for step in (AT_MOST - 1, AT_MOST, 60, 61)] == [0, 1, 1, 2]

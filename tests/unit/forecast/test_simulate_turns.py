@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
-from interlace.forecast.online import list_lengths
+from interlace.forecast.observed import list_responses
 from interlace.forecast.profile.types import Profile, Turns
 from interlace.forecast.simulate import Simulated, Simulation, simulate
 from interlace.run.recipe.config import Recipe
@@ -88,7 +88,7 @@ def test_contexts_that_are_kept_make_a_run_shorter_and_tools_fill_a_bin() -> Non
 def test_a_planner_during_the_run_measures_the_lengths_of_turns() -> None:
     """Whole episodes were taken for responses, with the results of tools, and then each turn was that long."""
     results = simulated("verl-colocated").results
-    turns = [length for result in results for ended in result.ended for length in list_lengths(ended.sample)]
+    turns = [length for result in results for ended in result.ended for length in list_responses(ended.sample)]
     responses = [
         len(segment.token_ids)
         for result in results

@@ -12,12 +12,22 @@ def test_the_error_is_predicted_against_measured() -> None:
     assert Replanner(2.0).observe(2.5) == 2.0 / 2.5 - 1
 
 
-def test_a_steady_run_is_planned_again_now_and_then_only() -> None:
+def test_the_plan_of_a_steady_run_is_old_after_some_steps() -> None:
     rule = Replanner(1.0)
     told(rule, 1.3, AT_MOST - 1)  # a constant error of the profile is no drift
-    assert not rule.is_due
+    assert not rule.is_old
     rule.observe(1.3)
+    assert rule.is_old and not rule.is_due
+
+
+def test_one_plan_is_enough_after_a_change_of_the_cluster() -> None:
+    rule = Replanner(1.0)
+    rule.switch_s = 1.0
+    told(rule, 1.0, RECENT)
+    rule.expire()
     assert rule.is_due
+    assert rule.planned(2.0, 1.0, steps_left=100)
+    assert not rule.is_due
 
 
 def test_drift_makes_a_plan_due() -> None:
@@ -101,7 +111,7 @@ def test_steps_of_different_lengths_are_compared_with_a_prediction_by_their_mean
         rule.observe(5.0 if step % 4 == 0 else 1.0)
         if step >= 8:
             assert rule.ratio == 1.0 and rule.left_s(10) == 20.0, "a window has whole periods"
-        assert rule.is_due is (step >= AT_MOST), "no step of a period is drift"
+        assert not rule.is_due, "no step of a period is drift"
 
 
 def test_one_slow_step_is_no_drift() -> None:

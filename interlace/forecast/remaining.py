@@ -1,0 +1,57 @@
+"""Schedules for the devices that remain after others disappeared."""
+
+from collections.abc import Collection, Sequence
+
+from interlace.forecast.search.candidates import Candidate
+from interlace.schedule.placement import Device
+from interlace.schedule.presets import load_schedule
+from interlace.schedule.roles import HOST
+from interlace.schedule.schedule import Schedule
+
+FALLBACK = "verl-colocated"
+"""Preset that runs on any number of devices."""
+
+
+def fit_schedule(schedule: Schedule, devices: tuple[Device, ...], num_devices: int) -> Schedule:
+    """Returns a schedule with the same shares on another number of devices, as a run that starts again needs it.
+
+    If a share would be empty there or cannot be divided into engines, the placement is the fallback's.
+    """
+    fitted = Candidate.of(schedule, devices=devices).on(num_devices)
+    return fitted or schedule.model_copy(update={"placement": load_schedule(FALLBACK).placement})
+
+
+def leave_out_devices(schedule: Schedule, devices: tuple[Device, ...], remaining: Collection[int]) -> Schedule | None:
+    """Returns the schedule of a run that continues without some devices, which it numbers without gaps.
+
+    remaining: indices of the devices that work. Engines on other devices are left out. Returns None if a role has no
+    instance left.
+    """
+    numbers = {
+        device.index: number for number, device in enumerate(each for each in devices if each.index in remaining)
+    }
+    placement: dict[str, object] = {}
+    for role, where in schedule.placement.model_dump().items():
+        placement[role] = where
+        if where is None or where["devices"] == HOST:
+            continue
+        kept = [
+            [numbers[device.index] for device in instance]
+            for instance in schedule.instances(role, devices)
+            if all(device.index in numbers for device in instance)
+        ]
+        if not kept:
+            return None
+        placement[role] = {**where, "devices": _name_ranges([number for instance in kept for number in instance])}
+    return Schedule.parse({**schedule.model_dump(), "placement": placement})
+
+
+def _name_ranges(numbers: Sequence[int]) -> str:
+    """Returns increasing numbers as ranges: `0-3,6`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
