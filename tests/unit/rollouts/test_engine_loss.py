@@ -101,6 +101,7 @@ def test_an_engine_that_is_removed_during_its_recovery_does_not_return() -> None
         rank.may_start.clear()
         await pool.complete([asked("first", 4), asked("second", 4)], who="test")
         assert [state.state for state in pool.membership.states()] == ["serving", "lost"]
+        assert pool.membership.lost_devices == set(pool.drivers[1].group.device_indices)
         await pool.membership.remove(driver, drains=True)
         rank.may_start.set()
         for _ in range(20):
