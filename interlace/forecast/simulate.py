@@ -13,8 +13,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt, Request, SampleKey
 from interlace.flows.run import SINGLE_TURN
-from interlace.forecast.costs.envs import SimulatedSimulators
-from interlace.forecast.costs.episodes import SimulatedEpisode
+from interlace.forecast.costs.episodes import SimulatedEpisode, SimulatedSimulators
 from interlace.forecast.costs.lengths import cache_lengths
 from interlace.forecast.costs.links import Moves
 from interlace.forecast.costs.pace import Pace
@@ -36,8 +35,7 @@ from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
 from interlace.run.recipe.load import load_recipe
-from interlace.runtime.sim.cluster import RankWrapper
-from interlace.runtime.sim.faults import Faults, with_faults
+from interlace.runtime.sim.cluster import Faults, RankWrapper, with_faults
 from interlace.runtime.sim.process_faults import ProcessFaults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile

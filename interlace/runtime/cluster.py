@@ -28,14 +28,13 @@ from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.process.starts import LOOK_S, Place
 from interlace.runtime.rank import Rank
 from interlace.runtime.result_order import ResultOrder
-from interlace.runtime.revival import Revival
 from interlace.runtime.run_tasks import RunTasks
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker_spec import Revival, WorkerSpec
 from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
 

@@ -16,7 +16,7 @@ from interlace.core.types import Metrics, SampleKey, TerminalEvent
 from interlace.observe.progress import QuietProgress
 from interlace.observe.step_line import REWARD, Headline
 from interlace.run.chaos.certificate import EndedKey, SampleCounts
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.inject import role_processes
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import Evaluator
 from interlace.run.session import RunProcess

@@ -16,11 +16,15 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.episodes import draw_episodes
 from interlace.forecast.profile.layouts import SPREAD, MeasuredLayout, fit_layouts
-from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
 from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward, sizes_of
 from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps
-from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
+from interlace.forecast.profile.training import (
+    measure_export,
+    measure_inference,
+    measure_interference,
+    measure_training,
+)
 from interlace.forecast.profile.types import (
     EnvCosts,
     InferenceCosts,
