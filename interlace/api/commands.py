@@ -136,7 +136,7 @@ def compare(  # house: the options of the command, by the same names
     simulate(); devices and profile are for these. Raises UserError; StoppedError if a stop came before the first step;
     InterlaceError if all schedules failed.
     """
-    from interlace.run.compare import load_variants, run_variants, write_comparison
+    from interlace.run.outcome import load_variants, run_variants, write_comparison
 
     disable_progress_bars()
     spec, names, root = recipe_name(recipe), _join_names(schedules), Path(folder).expanduser()

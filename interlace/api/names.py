@@ -7,7 +7,7 @@ from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
 from interlace.run.best import NEWEST
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.edits import GivenRecipe
+from interlace.run.recipe.load import GivenRecipe
 
 
 def recipe_name(recipe: object) -> str:

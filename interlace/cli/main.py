@@ -31,8 +31,8 @@ from interlace.cli.supervise import supervise
 from interlace.cli.sweep import sweep
 from interlace.cli.train import train
 from interlace.cli.watch import watch
-from interlace.core.causes import Cause, cause_of
 from interlace.core.errors import InterlaceError, UserError, is_full_disk, nearest
+from interlace.core.recovery import Cause, cause_of
 
 BAD_INPUT, FAILED = 2, 1
 P = ParamSpec("P")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_market, show_memory, show_plans, show_training, unique
-from interlace.cli.preflight import disable_progress_bars, say, started_s, writable
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say, settings_argument, started_s, writable
 from interlace.cli.virtual import load_on_cluster
 from interlace.core.errors import UserError
 

@@ -19,8 +19,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import say
+from interlace.cli.preflight import RecipeArgument, say, settings_argument
 from interlace.core.processes import adopt_orphans, end_with_parent, kill_processes, list_children, read_command
 from interlace.observe.run_folder import ROOT, RunFolder
 

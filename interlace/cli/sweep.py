@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.complete import RecipeArgument
-from interlace.cli.preflight import disable_progress_bars, say
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.run_folder import ROOT
 

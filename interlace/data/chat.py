@@ -1,10 +1,11 @@
 """Prompts that are conversations: the messages of a row."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Message, Messages, as_message
+from interlace.core.messages import Message, Messages, ToolSpec, as_message
 from interlace.core.types import JSON
 from interlace.data.values import without_nulls
 
@@ -92,3 +93,27 @@ def as_text(messages: Messages) -> str:
     if len(messages) == 1:
         return messages[0].content
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
+
+
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Row:
+    """One question, before it is formatted."""
+
+    uid: str
+    """Stable over runs."""
+    origin: str
+    """Place of the row, for messages: `file:line`, or the data set's name and index."""
+    prompt: str
+    """The question; of a chat, the last message's content."""
+    messages: Messages = ()
+    """The chat, its last message included; empty if the prompt is plain text."""
+    answer: str
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that the prompt lists."""
+    is_raw: bool = False
+    """True if the prompt is the beginning of a text that also has the answer, so that no chat template can write it."""
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    """Other columns; and the answer, if it is a number or a truth value, or if the recipe leaves the answer out."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, cast
 from interlace.core.errors import UserError, close_names
 from interlace.core.messages import Messages, ToolSpec, as_tool
 from interlace.core.types import JSON
-from interlace.data.chat import read_messages, rename_keys, split_conversation
+from interlace.data.chat import Row, read_messages, rename_keys, split_conversation
 from interlace.data.pairs import has_implicit_prompt, split_pair
-from interlace.data.rows import Row
 from interlace.data.tables import describe_type
 from interlace.data.values import follow_path, plain_row, without_nulls
 

@@ -10,9 +10,8 @@ import numpy as np
 from interlace.core.errors import UserError, nearest
 from interlace.core.messages import Message, Messages, to_mapping, tool_mapping
 from interlace.core.types import JSON, Prompt
-from interlace.data.chat import as_text, with_last
+from interlace.data.chat import Row, as_text, with_last
 from interlace.data.config import PromptFormat
-from interlace.data.rows import Row
 from interlace.models.token_text import drop_added_end
 from interlace.models.typed_tags import TypedTags, special_tags
 

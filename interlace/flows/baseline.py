@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError
+from interlace.core.recovery import Cause, SampleFailure
 from interlace.core.types import (
     GREEDY_INDEX,
     NO_BASELINE,

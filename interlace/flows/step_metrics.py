@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import fsum
 
-from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
+from interlace.core.recovery import Cause
 from interlace.core.types import Metrics, Sample, SampleKey, TerminalEvent
 from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from interlace.core.causes import Cause
-from interlace.core.recovery import RecoveryConfig
+from interlace.core.recovery import Cause, RecoveryConfig
 from interlace.core.types import Metrics, Sample, SamplingParams, TerminalEvent
 from interlace.rewards.shaping import SourceShaping
 from interlace.rollouts.membership import NO_CHANGES, MembershipRules

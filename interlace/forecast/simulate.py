@@ -19,11 +19,15 @@ from interlace.forecast.costs.links import Moves
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.costs.ranker import NoisyRanker
 from interlace.forecast.costs.rollout import SimulatedEngine
-from interlace.forecast.costs.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
+from interlace.forecast.costs.workers import (
+    SimulatedInference,
+    SimulatedReward,
+    SimulatedRewardModel,
+    SimulatedTrainer,
+)
 from interlace.forecast.elastic import EngineChange
-from interlace.forecast.offline import RowLength
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.virtual import Simulated, SimulatedRole, run_virtually
+from interlace.forecast.virtual import RowLength, Simulated, SimulatedRole, run_virtually
 from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import create_next_run
@@ -41,8 +45,7 @@ from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.lengths import LengthPredictor
-from interlace.schedule.placement import Device, Pools
-from interlace.schedule.roles import HOST
+from interlace.schedule.placement import HOST, Device, Pools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,7 @@ from interlace.models.gguf import convert_gguf
 from interlace.models.stop_tokens import list_stop_tokens
 from interlace.models.tiny import TINY, refuse_tiny
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
-from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.manifest import MANIFEST, find_model_damage
+from interlace.observe.checkpoints import MANIFEST, Checkpoints, find_model_damage
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from interlace.core.causes import cause_of
 from interlace.core.errors import UserError
+from interlace.core.recovery import cause_of
 from interlace.core.types import RewardResult
 from interlace.rewards.config import TAKEN, RewardConfig
 from interlace.rewards.signature import RewardTypeError

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from interlace.robots.envs.load import EnvConfig, simulators_bytes
 from interlace.robots.envs.pool import EnvPool
-from interlace.rollouts.envs.jobs import EnvBatch, JobKind, SlotJob
-from interlace.rollouts.envs.spec import EnvSpec
+from interlace.rollouts.envs.spec import EnvBatch, EnvSpec, JobKind, SlotJob
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 

@@ -21,8 +21,7 @@ from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.timeline import Timeline, ToolWait
 from interlace.schedule.dispatch import Load, create_dispatch
 from interlace.schedule.routing import KeptContext, route
-from interlace.schedule.schedule import Schedule
-from interlace.schedule.tail import Migrate
+from interlace.schedule.schedule import Migrate, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

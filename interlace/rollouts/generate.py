@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Real
 from typing import cast
 
-from interlace.core.causes import Cause, SampleFailure, cause_of
 from interlace.core.errors import (
     EnginesBusyError,
     EpisodeFailedError,
@@ -18,6 +17,7 @@ from interlace.core.errors import (
     UserError,
 )
 from interlace.core.payload import PayloadStore, StoredSegments, StoredText
+from interlace.core.recovery import Cause, SampleFailure, cause_of
 from interlace.core.types import (
     NO_GROUP,
     Prompt,

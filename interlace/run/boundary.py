@@ -23,8 +23,7 @@ from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
 from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.recipe.config import Recipe
-from interlace.run.resume import RunStart
-from interlace.run.saving import Saver
+from interlace.run.saving import RunStart, Saver
 from interlace.run.state import RunState
 from interlace.run.step_trace import StepTrace
 from interlace.runtime.cluster import Cluster

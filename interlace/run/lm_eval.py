@@ -19,8 +19,7 @@ from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import KVNeeds, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services.dialects import dialect_named
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity
+from interlace.engines.rollout.services.protocol import Address, Delta, EngineClient, ServiceCapacity
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.models.size import context_length

@@ -17,7 +17,7 @@ from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.config import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads, threads_of
-from interlace.run.recipe.teacher_prompts import prompt_reader, text_reader, writes_space
+from interlace.run.recipe.prompts import prompt_reader, text_reader, writes_space
 from interlace.runtime.worker import WorkerContext
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.run.boundary import Boundary, StateLater
 from interlace.run.recipe.config import algorithm_of
-from interlace.run.recipe.offline_encoder import create_encoder
 from interlace.run.recipe.offline_rows import RowEncoder
+from interlace.run.recipe.prompts import create_encoder
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlace.agents.server.app import SessionServer, serving
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError
 from interlace.core.errors import ContextFullError, UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout.config import NativeConfig, ServedConfig

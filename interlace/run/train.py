@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from interlace.core.causes import is_infrastructure_error
 from interlace.core.errors import InterlaceError, PayloadLostError, RemoteError, WorkerDiedError, first_line
 from interlace.core.heap import frozen_heap
-from interlace.core.recovery import RecoveryConfig, RestartBudget
+from interlace.core.recovery import RecoveryConfig, RestartBudget, is_infrastructure_error
 from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
@@ -40,9 +39,8 @@ from interlace.run.offline import OfflineSession
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import make_demonstrations, open_learning, read_world_models
-from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.robot_spaces import store_spaces
-from interlace.run.saving import Saver
+from interlace.run.saving import RunStart, Saver, find_resumed_start, identify_run
 from interlace.run.session import RunProcess, TrainReport
 from interlace.run.step_boundary import StepBoundary
 from interlace.run.step_trace import StepTrace

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from interlace.core.row import SampleLabel
-from interlace.runtime.clock import Clock
+from interlace.runtime.waits import Clock
 from interlace.runtime.worker import Bin
 
 

@@ -18,8 +18,7 @@ from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.rank import ProcessRank
-from interlace.runtime.worker import Worker, WorkerContext
-from interlace.runtime.worker_spec import RevivalRule, WorkerSpec
+from interlace.runtime.worker import RevivalRule, Worker, WorkerContext, WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
 

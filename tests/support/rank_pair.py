@@ -20,8 +20,7 @@ from interlace.engines.train.config import MeshShape
 from interlace.engines.train.ranks import Ranks, whole_tensor
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.weights.saved import PartReader, SavedWeights, trace_load

@@ -18,11 +18,9 @@ from interlace.agents.server.ask import (
     tokens_of,
     usage_of,
 )
-from interlace.agents.server.body import Body
-from interlace.agents.server.dialect import AnswerStream, Dialect, Event
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError, Body
+from interlace.agents.server.dialect import AnswerStream, Dialect, Event, SentText
 from interlace.agents.server.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerateRequest, Ids
-from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message
 from interlace.core.types import JSON, IntArray
 from interlace.rollouts.base import Turn, TurnDraft

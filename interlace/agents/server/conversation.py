@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from interlace.agents.server.ask import Answers, Ask, make_shown_message, merge_params
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError
 from interlace.agents.shown_messages import ShownMessages
 from interlace.core.messages import Message
 from interlace.core.tasks import cancel_tasks

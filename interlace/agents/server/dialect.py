@@ -1,15 +1,15 @@
 """Base classes of the routes: a format of requests and answers, and its streams."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from interlace.agents.server.ask import Answers, Ask, TextCodec
-from interlace.agents.server.body import Body
-from interlace.agents.server.errors import ApiError, as_openai
-from interlace.agents.server.stream import SentText
+from interlace.agents.server.body import ApiError, Body, as_openai
 from interlace.core.types import JSON
 from interlace.rollouts.base import TurnDraft
+from interlace.rollouts.rendering.parsers.base import open_end
 
 Event: TypeAlias = tuple[str, Mapping[str, JSON] | str]
 """One event of a stream: its name, which may be empty, and its data."""
@@ -87,3 +87,32 @@ class Dialect(ABC):
     def error(self, error: ApiError) -> dict[str, JSON]:
         """Writes an error; by default in OpenAI's format."""
         return as_openai(error)
+
+
+PART_OF_A_CHARACTER = "\ufffd"
+"""Character that a decoder writes for an incomplete character."""
+
+
+@dataclass(slots=True)
+class SentText:
+    """Sent text of one answer."""
+
+    text: str = ""
+
+    def more(self, text: str, stops: Sequence[str] = ()) -> str:
+        """Returns the new part of an incomplete text. stops: texts before which the answer ends."""
+        return self.rest(cut_undecided_end(text, stops))
+
+    def rest(self, text: str) -> str:
+        new = text[len(self.text) :] if text.startswith(self.text) else ""
+        self.text += new
+        return new
+
+
+def cut_undecided_end(text: str, stops: Sequence[str]) -> str:
+    """Returns the part of an incomplete text that no further token can change."""
+    cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
+    if cuts:
+        return text[: min(cuts)]
+    whole = text.rstrip(PART_OF_A_CHARACTER)
+    return whole[: len(whole) - open_end(whole, stops)]

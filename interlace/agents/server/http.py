@@ -5,9 +5,9 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING
 
+from interlace.agents.server.body import as_api_error
 from interlace.agents.server.conversation import Asked
 from interlace.agents.server.dialect import AnswerStream, Event
-from interlace.agents.server.errors import as_api_error
 from interlace.core.types import JSON
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ import time
 from collections import deque
 from typing import Protocol
 
+from interlace.agents.server.body import ApiError
 from interlace.agents.server.conversation import Conversation
-from interlace.agents.server.errors import ApiError
 from interlace.rollouts.base import Session
 from interlace.runtime.http_listener import is_same_key
 

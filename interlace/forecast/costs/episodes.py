@@ -12,8 +12,7 @@ from interlace.forecast.costs.lengths import interpolate, uniforms
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.profile.types import EnvCosts, Turns
 from interlace.rollouts.base import Session
-from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, SlotAnswer, SlotChunk, SlotJob, Start
-from interlace.rollouts.envs.spec import ActionSpec, EnvSpec
+from interlace.rollouts.envs.spec import ActionSpec, EnvBatch, EnvCounts, EnvSpec, SlotAnswer, SlotChunk, SlotJob, Start
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 

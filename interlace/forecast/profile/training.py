@@ -19,7 +19,7 @@ from interlace.forecast.profile.rollout import find_queries, serve_all
 from interlace.forecast.profile.types import InferenceCosts, Interference, TrainCosts
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup, TrainedGroup
 from interlace.run.recipe.config import Recipe, algorithm_of
-from interlace.runtime.typed_group import TypedGroup
+from interlace.runtime.group import TypedGroup
 from interlace.stages.map import Compute, G
 
 Trained = TypeVar("Trained", bound=TrainedGroup)

@@ -11,8 +11,7 @@ from interlace.core.state_parts import peak_bytes
 from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RolloutCosts
 from interlace.forecast.search.candidates import period_steps
 from interlace.schedule.placement import Device, Pools
-from interlace.schedule.schedule import Schedule
-from interlace.schedule.tail import Oversample, TailBatching
+from interlace.schedule.schedule import Oversample, Schedule, TailBatching
 
 _NORMAL = NormalDist()
 SMALLEST = 8

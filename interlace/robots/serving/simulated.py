@@ -6,8 +6,8 @@ from typing import Self
 import numpy as np
 
 from interlace.core.types import FloatArray
+from interlace.robots.envs.base import select_row
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import select_row
 from interlace.robots.serving.control import Tick
 from interlace.rollouts.envs.spec import EnvSpec, Observation
 

@@ -38,9 +38,14 @@ from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import WorkerMemory, check_memory, forecast_memory, measure_loads, sum_by_device
-from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
-from interlace.run.recipe.prompts import message_writer, recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_alignment, check_context
+from interlace.run.recipe.prompts import (
+    check_alignment,
+    check_context,
+    check_row_lengths,
+    encode_rows,
+    message_writer,
+    recipe_prompts,
+)
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:

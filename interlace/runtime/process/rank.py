@@ -10,10 +10,10 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.core.payload import Dumps, remove_orphans
-from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import CONSTRUCTION, LAST, UNAWAITED, Assembler, Call, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.rank import RankResult
+from interlace.runtime.waits import Clock
 from interlace.runtime.worker import WorkerContext
 
 _CHUNK = 1 << 20

@@ -31,8 +31,7 @@ from interlace.runtime.ray.contents import RemotePayloads
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
 from interlace.runtime.result_order import ResultOrder
-from interlace.runtime.worker import Rendezvous, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Rendezvous, WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

@@ -12,13 +12,13 @@ from ray.exceptions import RayActorError, RayError
 
 from interlace.core.errors import InterlaceError, RemoteError, WorkerAbsentError, WorkerDiedError
 from interlace.core.sockets import detect_vanished_peer
-from interlace.runtime.clock import Clock
 from interlace.runtime.process.frames import Call, Reply
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
 from interlace.runtime.ray.contents import RemoteContent
 from interlace.runtime.ray.references import Named, Referenced, collect_named, take_missing
+from interlace.runtime.waits import Clock
 from interlace.runtime.worker import Worker, WorkerContext
 
 

@@ -12,8 +12,7 @@ from interlace.core.errors import HangError, RemoteError, UserError, WorkerDiedE
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import Rank, RankResult, turn_of
 from interlace.runtime.sim.loop import VirtualClock, virtual_loop
-from interlace.runtime.worker import Worker, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError
+from interlace.core.recovery import Cause
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.config import RewardConfig
 from interlace.rewards.pool import ScoringPool

@@ -25,7 +25,7 @@ from interlace.rollouts.role_groups import (
     RolloutGroup,
     TrainedGroup,
 )
-from interlace.runtime.typed_group import TypedGroup
+from interlace.runtime.group import TypedGroup
 from interlace.runtime.worker import Worker, operation_of
 from interlace.workers.actor import ActorCriticWorker, ActorWorker
 from interlace.workers.critic import CriticWorker, ProcessRewardWorker

@@ -18,8 +18,7 @@ from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.saving import Saver
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
 

@@ -13,8 +13,14 @@ from interlace.core.errors import UserError
 from interlace.core.loop_thread import LoopThread
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.dialects import dialect_named, dialect_names
-from interlace.engines.rollout.services.http import UNIX, Address
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.protocol import (
+    UNIX,
+    Address,
+    Delta,
+    EngineClient,
+    ServiceCapacity,
+    ServiceError,
+)
 from interlace.engines.rollout.services.readiness import request_answer
 
 HEALTH_S, ANSWER_S = 10.0, 120.0

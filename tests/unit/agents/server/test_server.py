@@ -9,9 +9,8 @@ import pytest
 
 from interlace.agents.server import app, sessions
 from interlace.agents.server.app import SessionServer, serving
-from interlace.agents.server.body import Body
+from interlace.agents.server.body import ApiError, Body
 from interlace.agents.server.conversation import Conversation
-from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import ChatRequest
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import FinishReason, SamplingParams
