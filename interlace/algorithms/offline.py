@@ -1,4 +1,8 @@
-"""Base of algorithms that train on given rows: no policy generates, and no reward is computed."""
+"""Base of algorithms that train on given rows: no policy generates, and no reward is computed.
+
+A pair is one sample with two branches below its prompt, so it is never split over micro-batches. Shapes: T = tokens of
+both completions of all pairs of a micro-batch, N = pairs in it.
+"""
 
 from __future__ import annotations
 

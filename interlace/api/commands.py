@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
-from interlace.api.names import find_checkpoint, recipe_name
-from interlace.api.run import TrainedRun
+from interlace.api.run import TrainedRun, find_checkpoint, recipe_name
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import disable_progress_bars, writable

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from rich.console import Console
 
 from interlace.api.advice import for_python, outside_of_loops
-from interlace.api.names import check_given, read_given
-from interlace.api.run import TrainedRun
+from interlace.api.run import TrainedRun, check_given, read_given
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.core.flat_settings import flatten_settings
@@ -29,7 +28,7 @@ from interlace.rewards.config import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
 from interlace.run.derived import list_prompt_notices
 from interlace.run.library import ProgramInputs, Reward, Sections, Settings, list_required_numbers, trains_on_rows
-from interlace.run.program_rows import ColumnMap, rows_by_place
+from interlace.run.program_data import ColumnMap, rows_by_place
 from interlace.run.recipe.check_settings import check_new_run, check_settings
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import GivenRecipe, list_edits, load_recipe, override_key

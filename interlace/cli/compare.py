@@ -12,8 +12,8 @@ from rich.text import Text
 
 from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say, settings_argument
 from interlace.core.errors import InterlaceError, UserError
+from interlace.observe.progress import number, short
 from interlace.observe.run_folder import ROOT
-from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
     from interlace.run.outcome import ScheduleOutcome

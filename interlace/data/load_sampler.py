@@ -1,13 +1,18 @@
 """Samplers of prompts by name."""
 
+import importlib.util
+import re
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from interlace.core.config import Config
+from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import find_class
 from interlace.core.random import stable_hash
 from interlace.core.types import Prompt
 from interlace.data import samplers
-from interlace.data.config import DataConfig, SamplerChoice
+from interlace.data.config import DataConfig, SamplerChoice, SourceConfig
 from interlace.data.mixture import MixtureSampler, SampledSource
 from interlace.data.sampling import PromptSampler
 
@@ -50,3 +55,38 @@ def _create_sampler(choice: SamplerChoice, prompts: Sequence[Prompt], seed: int)
 def _parse_choice(choice: SamplerChoice) -> tuple[type[PromptSampler], Config]:
     kind = find_class("sampler", samplers, choice.name, PromptSampler)  # type: ignore[type-abstract]
     return kind, kind.Settings.parse(choice.settings, where=f"sampler {choice.name}")
+
+
+_REGISTERED = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""")
+
+
+def check_sources(task: DataConfig) -> None:
+    """Raises UserError for an unknown reasoning-gym dataset or sampler, and for limits of a mixture as a whole.
+
+    It imports no data set library.
+    """
+    if task.mixture and task.max_prompt_tokens is not None:
+        raise UserError(
+            f"task.max_prompt_tokens={task.max_prompt_tokens}: max_prompt_tokens and overlong of a mixture belong to "
+            "each of its sources. Write them there."
+        )
+    sources: tuple[SourceConfig, ...] = (task, *task.mixture, *task.heldout_sets.values())
+    names = {source.reasoning_gym.name for source in sources if source.reasoning_gym is not None}
+    for name in sorted(names):
+        known = reasoning_gym_names()
+        if known and name not in known:
+            raise UserError(
+                f"unknown reasoning_gym dataset {name!r}.{nearest(name, known)} Rows of your own: task=FILE.jsonl; a "
+                "data set of the Hugging Face hub: task=OWNER/NAME."
+            )
+    check_samplers(task)
+
+
+@cache
+def reasoning_gym_names() -> frozenset[str]:
+    """Returns the names of all datasets of reasoning-gym, read from its files: an import takes seconds."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    texts = (path.read_text(encoding="utf-8") for path in Path(spec.origin).parent.rglob("*.py"))
+    return frozenset(name for text in texts if "register_dataset(" in text for name in _REGISTERED.findall(text))

@@ -12,7 +12,6 @@ from interlace.core.errors import UserError, nearest
 from interlace.core.hub import find_hub_fault
 from interlace.core.random import keyed_random, permutation
 from interlace.core.types import Prompt
-from interlace.data.chat import Row, Split
 from interlace.data.columns import to_row
 from interlace.data.config import (
     OWN_SET,
@@ -25,7 +24,7 @@ from interlace.data.config import (
     ReasoningGymSource,
     SourceConfig,
 )
-from interlace.data.formatting import Write, format_prompt, render, to_prompts
+from interlace.data.formatting import Row, Split, Write, format_prompt, render, to_prompts
 from interlace.data.starts import start_rows
 from interlace.data.tables import Numbered, import_datasets, read_table
 

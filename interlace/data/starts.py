@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from interlace.data.chat import Row, Split
 from interlace.data.config import StartSource
+from interlace.data.formatting import Row, Split
 
 HELDOUT_FROM = 900_000_000
 """First initial state that is kept for evaluation."""

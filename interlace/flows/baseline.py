@@ -17,7 +17,7 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.observe.step_line import brief
+from interlace.observe.progress import brief
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RewardGroup
 from interlace.rollouts.stream import BASELINE, OnFailed, Stream

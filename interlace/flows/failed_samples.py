@@ -3,7 +3,7 @@
 from interlace.core.errors import InterlaceError
 from interlace.core.recovery import SampleFailure
 from interlace.core.types import SampleKey
-from interlace.observe.step_line import brief
+from interlace.observe.progress import brief
 from interlace.runtime.cluster import Cluster
 
 

@@ -28,10 +28,9 @@ from interlace.forecast.costs.workers import (
 from interlace.forecast.elastic import EngineChange
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.virtual import RowLength, Simulated, SimulatedRole, run_virtually
-from interlace.observe.jsonl import to_line
+from interlace.observe.jsonl import step_file, to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import create_next_run
-from interlace.observe.transcripts import step_file
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
 from interlace.run.outcome import ScheduleOutcome, load_under_each
@@ -39,8 +38,7 @@ from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
 from interlace.run.recipe.load import load_recipe
-from interlace.runtime.sim.cluster import Faults, RankWrapper, with_faults
-from interlace.runtime.sim.process_faults import ProcessFaults
+from interlace.runtime.sim.cluster import Faults, ProcessFaults, RankWrapper, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext

@@ -2,6 +2,10 @@
 
 The caller defines the content. A checkpoint counts as complete when its folder has the final name; at that point the
 checkpoint, its manifest and the files that it depends on are on disk.
+
+Its manifest has the size and the checksum of each file, so that damage is detected before the files are used. The model
+of a warm-up has one too. The checksum is BLAKE2b, as of the command `b2sum`. It is as fast as SHA-256 on processors
+with SHA instructions, and twice as fast on others.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
-from interlace.models.typed_tags import TypedTags, special_tags
+from interlace.models.token_text import TypedTags, special_tags
 from interlace.rewards.config import MODEL, RewardConfig
 from interlace.rewards.shaping import shape_result
 

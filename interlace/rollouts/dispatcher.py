@@ -20,7 +20,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.timeline import Timeline, ToolWait
 from interlace.schedule.dispatch import Load, create_dispatch
-from interlace.schedule.routing import KeptContext, route
+from interlace.schedule.loads import KeptContext, route
 from interlace.schedule.schedule import Migrate, Schedule
 
 

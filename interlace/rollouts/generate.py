@@ -30,8 +30,8 @@ from interlace.core.types import (
     Segment,
     TerminalEvent,
 )
+from interlace.rewards.base import describe_error, whole
 from interlace.rewards.config import TAKEN
-from interlace.rewards.results import describe_error, whole
 from interlace.rollouts.base import Episode, Outcome
 from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episodes.single_turn import SingleTurn

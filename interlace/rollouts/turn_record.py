@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec
-from interlace.rewards.results import LARGEST
+from interlace.rewards.base import LARGEST
 from interlace.rollouts.base import ToolUse, Turn
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from interlace.core.config import Config
 from interlace.core.random import stable_hash
 from interlace.core.types import Metrics
-from interlace.observe.answers import EvaluationAnswer
+from interlace.observe.run_data import EvaluationAnswer
 
 LEVEL = 0.95
 """Coverage of the intervals."""

@@ -8,9 +8,8 @@ from typing import TypeAlias
 from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.data.config import OWN_SET
 from interlace.data.stream import PromptStream
-from interlace.observe.answers import EvaluationAnswer
-from interlace.observe.progress import ProgressView
-from interlace.observe.step_line import brief
+from interlace.observe.progress import ProgressView, brief
+from interlace.observe.run_data import EvaluationAnswer
 from interlace.robots.episodes.robot import INIT_STATE, SUCCESS, TASK
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import make_answered_sample

@@ -8,12 +8,10 @@ from statistics import fmean
 from interlace.core.errors import StoppedError, UserError
 from interlace.core.types import JSON
 from interlace.observe.goodput import Ledger, ledger_of
-from interlace.observe.lengths import LengthBias
-from interlace.observe.progress import ProgressView
+from interlace.observe.progress import ProgressView, brief
 from interlace.observe.report.page import write_report
-from interlace.observe.run_data import RunData
+from interlace.observe.run_data import LengthBias, RunData
 from interlace.observe.run_folder import RunFolder, create_next_run
-from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.check_objective import refuse_offline
 from interlace.run.recipe.check_settings import check_settings

@@ -10,16 +10,14 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import PolicyRun
 from interlace.flows.step_metrics import SCORED
 from interlace.flows.steps import Ended, StepResult
-from interlace.observe.answers import write_answers
-from interlace.observe.jsonl import write_step
+from interlace.observe.jsonl import write_step, write_transcripts
 from interlace.observe.loggers import MetricsLoggers
 from interlace.observe.loggers.base import LoggedSample
-from interlace.observe.progress import ProgressView
+from interlace.observe.progress import ProgressView, brief
 from interlace.observe.quiet import QuietWatch
+from interlace.observe.run_data import write_answers
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.step_line import brief
-from interlace.observe.transcripts import write_transcripts
-from interlace.rewards.results import ACCURACY
+from interlace.rewards.base import ACCURACY
 from interlace.rewards.shaping import TASK
 from interlace.run.boundary import Boundary, StateLater, TrainJob
 from interlace.run.evaluation import Evaluation

@@ -34,13 +34,12 @@ from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
-from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import make_demonstrations, open_learning, read_world_models
 from interlace.run.robot_spaces import store_spaces
-from interlace.run.saving import RunStart, Saver, find_resumed_start, identify_run
+from interlace.run.saving import MemoryCheckpoints, RunStart, Saver, find_resumed_start, identify_run
 from interlace.run.session import RunProcess, TrainReport
 from interlace.run.step_boundary import StepBoundary
 from interlace.run.step_trace import StepTrace

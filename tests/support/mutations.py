@@ -278,7 +278,7 @@ def a_denominator_for_each_piece() -> Mutation:
     """Averages each accumulated piece over its own tokens only."""
     import torch
 
-    from interlace.engines.train.aggregation import Aggregator
+    from interlace.engines.train.engine import Aggregator
 
     return [
         (Aggregator, "weights", lambda self, lengths, device: torch.full((sum(lengths),), 1 / sum(lengths))),

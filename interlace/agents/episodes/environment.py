@@ -1,4 +1,9 @@
-"""Episode with an environment of messages: a class with reset and step, or a package of `verifiers`."""
+"""Episode with an environment of messages: a class with reset and step, or a package of `verifiers`.
+
+The package is `verifiers` 0.4 (its v1 interface): a taskset, its agents, and a harness per agent. The harness is a
+program of the package that sends requests to the session's address. `uv`, which must be on the PATH, starts most
+harnesses, including the default one.
+"""
 
 import importlib
 import importlib.util

@@ -3,6 +3,8 @@
 A family is a file of this folder with a subclass of `Simulator` (one environment at a time; `SimulatedEnvs` makes a
 vector of it) or of `BatchSimulator` (a batch at once on a device; `BatchedEnvs`). A user's family is
 `package.module:Name`, one of these or a `VectorEnv`.
+
+Shapes: N = environments of one family, n = environments of a call, K = actions of a chunk, A = numbers of one action.
 """
 
 import importlib

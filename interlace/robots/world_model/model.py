@@ -2,7 +2,7 @@
 
 A small ensemble of networks predicts state vectors. From a state vector and a chunk of actions, each member predicts
 the change of the state, the reward and whether the task is then solved. Disagreement between members indicates sparse
-data, and limits the length of imagined episodes. `latent.py` predicts pictures. Both have the interface of `WorldModel`.
+data, and limits the length of imagined episodes. `latent.py` predicts pictures. Both are of the class `WorldModel`.
 Shapes: B = transitions, D = numbers of a model's state, C = numbers of a chunk (K actions of A numbers each).
 """
 

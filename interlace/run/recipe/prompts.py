@@ -12,14 +12,19 @@ from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.messages import Messages, ToolSpec, to_mapping, tool_mapping
 from interlace.core.types import JSON, Prompt, Sample
-from interlace.data.chat import Row, with_last
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import read_prompt, render
+from interlace.data.formatting import Row, read_prompt, render, with_last
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import MessageWriter, load_demonstrator
 from interlace.models.loading import load_tokenizer
-from interlace.models.token_text import adds_space, drop_added_end, encode_continuation, lossy_text
-from interlace.models.typed_tags import TypedTags, special_tags
+from interlace.models.token_text import (
+    TypedTags,
+    adds_space,
+    drop_added_end,
+    encode_continuation,
+    lossy_text,
+    special_tags,
+)
 from interlace.rewards.classifier import encode_scored
 from interlace.rollouts.by_row import check_rows, config_of
 from interlace.rollouts.config import create_kind

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.data.chat import Row
 from interlace.data.columns import to_row
+from interlace.data.formatting import Row
 
 VERL = {
     "prompt": [{"role": "user", "content": "1+1?"}],

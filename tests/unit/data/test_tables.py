@@ -8,8 +8,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.data.config import HubSource
 from interlace.data.loading import read_hub
-from interlace.data.objects import read_rows
-from interlace.data.tables import read_table
+from interlace.data.tables import read_rows, read_table
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": 'a, "b"\nc', "answer": "é"}]
 

@@ -5,11 +5,10 @@ import copy
 from tokenizers import AddedToken
 
 from interlace.core.messages import Message
-from interlace.data.chat import Row
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import to_prompts
+from interlace.data.formatting import Row, to_prompts
 from interlace.models.tiny import build_tokenizer
-from interlace.models.typed_tags import special_tags
+from interlace.models.token_text import special_tags
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import create_renderer
 from interlace.run.recipe.prompts import _chat_ids

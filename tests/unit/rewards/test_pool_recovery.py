@@ -17,7 +17,7 @@ from interlace.rewards.config import RewardConfig
 from interlace.rewards.pool import ScoringPool
 from interlace.rewards.scorer import Scorer
 from interlace.rewards.signature import ScoreRequest
-from interlace.run.chaos.inject import role_processes
+from interlace.run.chaos.real import role_processes
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity
-from interlace.run.memory_checkpoints import MemoryCheckpoints
-from interlace.run.saving import Saver
+from interlace.run.saving import MemoryCheckpoints, Saver
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation

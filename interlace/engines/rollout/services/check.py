@@ -10,7 +10,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from interlace.core.errors import UserError
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.dialects import dialect_named, dialect_names
 from interlace.engines.rollout.services.protocol import (
