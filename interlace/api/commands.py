@@ -15,6 +15,7 @@ from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import disable_progress_bars, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.notebook import shorten_value, table_html
 from interlace.observe.open_progress import open_progress
 from interlace.observe.run_folder import find_run, folder_name, run_folder
@@ -221,7 +222,6 @@ def profile(
     whose data sheet is taken instead. Raises UserError.
     """
     from interlace.forecast.profile.make import make_profile
-    from interlace.observe.atomic_file import write_atomic
 
     disable_progress_bars()
     path = writable(Path(out).expanduser(), "--out")

@@ -13,7 +13,7 @@ from rich.text import Text
 from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say, settings_argument
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.progress import number, short
-from interlace.observe.run_folder import ROOT
+from interlace.observe.run_folder import ROOT, folder_name
 
 if TYPE_CHECKING:
     from interlace.run.outcome import ScheduleOutcome
@@ -42,7 +42,6 @@ def compare(
     """Train one recipe under several schedules in turn, on the same seeds, and compare their costs and results."""
     from interlace.observe.jsonl import to_line
     from interlace.observe.open_progress import open_progress
-    from interlace.observe.run_folder import folder_name
     from interlace.observe.stop import StopSignal
     from interlace.run.outcome import Comparison, load_variants, run_variants, write_comparison
 

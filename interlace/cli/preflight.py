@@ -12,6 +12,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from interlace.core.errors import UserError
 from interlace.core.processes import read_stat
@@ -141,8 +142,6 @@ def _list_words(key: str, kind: Any) -> list[str]:
 
 def _takes_word(kind: Any) -> bool:
     """Returns whether a section may be written as one word, such as `model=PATH`."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         TypeAdapter(kind).validate_python("a word")
     except ValidationError as error:
@@ -169,8 +168,6 @@ def _list_settings(kind: Any) -> dict[str, Any]:
 
 def _list_sections(kind: Any) -> "list[type[BaseModel]]":
     """Returns the classes of settings that a type of a setting may contain; empty for a plain value."""
-    from pydantic import BaseModel
-
     open_types, found = [kind], []
     while open_types:
         kind = open_types.pop()

@@ -93,7 +93,6 @@ def _open_fresh_run(
     Returns the planner too if it chooses the schedule, else None.
     """
     from interlace.cli.planning import plan_at_start
-    from interlace.observe.run_folder import RunFolder
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.derived import derive_numbers, list_prompt_notices

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from interlace.core.errors import InterlaceError
@@ -33,8 +34,6 @@ class ReadWeights(ShapedTensors):
         """True if the tensors are never written to again, so that an engine may serve from them."""
 
     def __getitem__(self, name: str) -> Tensor:
-        import torch
-
         shard, pieces = self._needs[name], self._fetched[name]
         if len(pieces) == 1 and pieces[0].box == shard.box:
             return pieces[0].decode()

@@ -10,7 +10,7 @@ from interlace.engines.rollout.config import VLLMConfig
 from interlace.engines.rollout.kinds import LOW_TEMPERATURE, Feature
 from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.engines.rollout.services.protocol import SHARED_MEMORY
+from interlace.engines.rollout.services.protocol import SHARED_MEMORY, UNIX
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +79,6 @@ class VLLMKind(ServedKind):
 
     def command(self, server: ServerSite) -> "ServerCommand":
         from interlace.engines.rollout.services.process import ServerCommand
-        from interlace.engines.rollout.services.protocol import UNIX
 
         config, site, size = self.config, server.site, server.size
         is_cpu = site.devices[0] == "cpu"

@@ -185,8 +185,6 @@ def _read_source(part: WeightPart) -> WeightPart:
 
 @cache
 def _adapter_of(kind: Any) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter
-
     return TypeAdapter(kind)
 
 
