@@ -8,7 +8,7 @@ import json
 import math
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Number
 from pathlib import Path
@@ -21,9 +21,9 @@ from interlace.core.errors import UserError
 from interlace.core.json_values import copy_json
 from interlace.core.plugins import builtin_module, load_object
 from interlace.core.recovery import cause_of
-from interlace.core.types import RewardResult
+from interlace.core.types import Prompt, RewardResult
 from interlace.rewards.config import GIVEN, TAKEN, RewardConfig, RewardPart, label_of, reward_names
-from interlace.rewards.signature import RewardCall, RewardTypeError, reward_call
+from interlace.rewards.signature import RewardCall, RewardTypeError, check_row, reward_call
 from interlace.rewards.signature import ScoreRequest as ScoreRequest  # noqa: PLC0414 - passed on
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
@@ -313,3 +313,42 @@ def _find_scored_text(response: str, config: RewardConfig) -> str | None:
         start += len(opening)
         text = response[start : response.index(closing, start)].strip()
     return json.dumps(list(text)) if config.answer_format == "characters" else text
+
+
+_OF_OTHER_OBJECTIVES = {"chosen": "dpo", "rejected": "dpo", "completion": "sft"}
+"""Columns of the rows of other objectives, and the recipe that trains on such rows."""
+
+
+def check_rows(config: RewardConfig | None, prompts: Iterable[Prompt]) -> None:
+    """Raises UserError for the first row that lacks a column which the reward names, or is for another objective."""
+    if config is None or config.model is not None:
+        return
+    reward = load_rewards(config)
+    for prompt in prompts:
+        place = f"row {prompt.uid.partition('/')[2] or prompt.uid}"
+        _refuse_other_objectives(reward, prompt, place)
+        request = ScoreRequest(prompt=prompt.text, response="", answer=prompt.answer, metadata=prompt.metadata)
+        for call in reward.calls:
+            check_row(call, request, place)
+
+
+def refuse_other_objectives(columns: Iterable[str], named: Iterable[str], place: str) -> None:
+    """Raises UserError for a row of SFT or DPO, with the recipe to use.
+
+    columns: of the row. named: those that the reward names, so that they are meant. place: of the row, for the message.
+    """
+    found = set(columns) - set(named)
+    if "answer" in found:
+        found.discard("completion")
+    for column, recipe in _OF_OTHER_OBJECTIVES.items():
+        if column in found:
+            raise UserError(
+                f"{place} has the column {column!r}: it is a row for {recipe.upper()}, which a run of reinforcement "
+                f"learning does not read. Use the recipe {recipe!r} (interlace train {recipe}), or remove the column."
+            )
+
+
+def _refuse_other_objectives(reward: LoadedReward, prompt: Prompt, place: str) -> None:
+    named = {name for call in reward.calls for name in (*call.required, *call.optional)}
+    answer = ("answer",) if prompt.answer else ()
+    refuse_other_objectives((*prompt.metadata, *answer), named - {"completion", "answer"}, place)

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from interlace.core.heap import frozen_heap
+from interlace.core.host_memory import frozen_heap
 from interlace.core.types import Metrics, Prompt, Sample
-from interlace.data.load_sampler import create_sampler
+from interlace.data.mixture import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
 from interlace.flows.offline_run import OfflineRows, OfflineRun
@@ -13,8 +13,8 @@ from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.run.boundary import Boundary, StateLater
 from interlace.run.recipe.config import algorithm_of
+from interlace.run.recipe.offline_encoder import create_encoder
 from interlace.run.recipe.offline_rows import RowEncoder
-from interlace.run.recipe.prompts import create_encoder
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState

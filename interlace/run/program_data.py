@@ -18,8 +18,8 @@ from interlace.data.columns import CHOSEN, REJECTED
 from interlace.data.tables import read_rows
 from interlace.data.values import follow_path, plain_row
 from interlace.observe.atomic_file import write_atomic
-from interlace.observe.program_files import DATA_FOLDER
-from interlace.rewards.rows import refuse_other_objectives
+from interlace.observe.run_identity import DATA_FOLDER
+from interlace.rewards.base import refuse_other_objectives
 from interlace.rewards.signature import RewardCall
 from interlace.run.program_reward import load_calls, reward_section
 from interlace.run.recipe.config import SHORT

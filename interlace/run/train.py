@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from interlace.core.errors import InterlaceError, PayloadLostError, RemoteError, WorkerDiedError, first_line
-from interlace.core.heap import frozen_heap
+from interlace.core.host_memory import frozen_heap
 from interlace.core.recovery import RecoveryConfig, RestartBudget, is_infrastructure_error
-from interlace.data.load_sampler import create_sampler
+from interlace.data.mixture import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
 from interlace.engines.rollout.services.adoption import end_unused_servers

@@ -20,7 +20,8 @@ from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
-from interlace.run.recipe.prompts import encode_rows, recipe_prompts
+from interlace.run.recipe.offline_encoder import encode_rows
+from interlace.run.recipe.prompts import recipe_prompts
 from interlace.run.restore_test import restore_checkpoints
 from tests.support.tokenizers import lower_casing_tokenizer, merging_tokenizer
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, shared_cache

@@ -15,13 +15,11 @@ from interlace.agents.server.anthropic import AnthropicMessages, count_ask
 from interlace.agents.server.ask import Answers, TextCodec
 from interlace.agents.server.body import ApiError, Body, as_api_error, as_openai
 from interlace.agents.server.chat import Chat, Completions, TokenGeneration
-from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
-from interlace.agents.server.dialect import Dialect
-from interlace.agents.server.http import json_response, stream_response
+from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, Sessions, Visitors, digest_of
+from interlace.agents.server.dialect import Dialect, json_response, stream_response
 from interlace.agents.server.metrics import ServerMetrics
 from interlace.agents.server.requests import CountRequest, RewardRequest, SessionRequest
 from interlace.agents.server.responses import Responses
-from interlace.agents.server.sessions import Sessions, Visitors
 from interlace.core.errors import UserError
 from interlace.core.tasks import cancel_tasks
 from interlace.core.types import JSON

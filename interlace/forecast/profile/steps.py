@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from interlace.core.heap import frozen_heap
+from interlace.core.host_memory import frozen_heap
 from interlace.core.types import Metrics, SampleKey
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups

@@ -3,7 +3,7 @@
 from interlace.algorithms import Algorithm, algorithm_names, create_algorithm
 from interlace.core.errors import UserError
 from interlace.data.config import SourceConfig
-from interlace.data.load_sampler import check_sources
+from interlace.data.mixture import check_sources
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.train.config import training_temperature
 from interlace.observe.loggers import load_logger

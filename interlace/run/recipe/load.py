@@ -18,9 +18,8 @@ from interlace.core.types import JSON
 from interlace.core.yaml_text import YamlFiles, parse_yaml, to_json_text, to_yaml
 from interlace.data.config import SOURCES, expand_source
 from interlace.observe.atomic_file import write_atomic
-from interlace.observe.program_files import follow_moved_files
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_identity import CHANGEABLE, format_value, may_change
+from interlace.observe.run_identity import CHANGEABLE, follow_moved_files, format_value, may_change
 from interlace.observe.secrets import check_unmasked, mask_secrets, restore_secrets
 from interlace.run.recipe.config import SHORT, Recipe
 from interlace.schedule.vocabulary import foreign_setting_hint

@@ -1,21 +1,19 @@
-"""Prompts and given rows of a recipe, in the form that its episodes, its teacher and its trainer need."""
+"""Prompts of a recipe, in the form that its episodes and its teacher need."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.messages import Messages, ToolSpec, to_mapping, tool_mapping
-from interlace.core.types import JSON, Prompt, Sample
+from interlace.core.types import JSON, Prompt
 from interlace.data.config import PromptFormat
 from interlace.data.formatting import Row, read_prompt, render, with_last
 from interlace.data.loading import PromptSet, load_prompts
-from interlace.data.warmup import MessageWriter, load_demonstrator
+from interlace.data.warmup import MessageWriter
 from interlace.models.loading import load_tokenizer
 from interlace.models.token_text import (
     TypedTags,
@@ -25,13 +23,12 @@ from interlace.models.token_text import (
     lossy_text,
     special_tags,
 )
-from interlace.rewards.classifier import encode_scored
 from interlace.rollouts.by_row import check_rows, config_of
 from interlace.rollouts.config import create_kind
 from interlace.rollouts.rendering.examples import ExampleWriter
 from interlace.rollouts.rendering.load import create_renderer
-from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
-from interlace.run.recipe.offline_rows import RowEncoder, offline_prompts
+from interlace.run.recipe.config import Recipe, is_offline
+from interlace.run.recipe.offline_rows import offline_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -277,42 +274,3 @@ def _chat_ids(
     shown = [tool_mapping(tool) for tool in tools] or None
     text = render_chat(tokenizer, written, tools=shown, add_generation_prompt=True, variables=variables)
     return tags.encode(text)
-
-
-def encode_rows(
-    recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase | None" = None
-) -> list[Sample]:
-    """Returns the samples of rows, in their order. Raises UserError for the first row that cannot be trained on."""
-    encoder = create_encoder(recipe, tokenizer)
-    return [encoder.encode(prompt) for prompt in prompts]
-
-
-def create_encoder(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RowEncoder:
-    """Builds the encoder of a recipe's rows."""
-    algorithm = algorithm_of(recipe)
-    if algorithm.rows is None:
-        raise ValueError(f"algorithm {recipe.algorithm.name!r} trains on samples, not on rows")
-    tokenizer = tokenizer or load_tokenizer(recipe.model)
-    written, scores = recipe.task.demonstrations, None
-    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
-        tags = special_tags(tokenizer)
-        scores = partial(encode_scored, tokenizer, tags, chat_template=recipe.task.format.chat_template)
-    return RowEncoder(
-        kind=algorithm.rows,
-        tokenizer=tokenizer,
-        renderer=renderer_of(recipe, tokenizer),
-        demonstrator=load_demonstrator(written) if written else None,
-        scores=scores,
-    )
-
-
-def check_row_lengths(rows: Sequence[Sample], context: int | None) -> int:
-    """Returns the tokens of the longest row. Raises UserError if a branch of a row exceeds the context of the model."""
-    for row in rows:
-        longest = row.num_prompt_tokens + max(len(segment.token_ids) for segment in row.segments)
-        if context is not None and longest > context:
-            raise UserError(
-                f"row {row.uid} has {longest} tokens with its completion, and the model's context is {context}. Drop "
-                "long rows from the data, or take a model with a longer context."
-            )
-    return max(row.num_total_tokens for row in rows)

@@ -16,6 +16,13 @@ from interlace.core.errors import DiskFullError, InterlaceError, UserError
 from interlace.core.tasks import LoopThread
 from interlace.core.types import Request
 from interlace.engines.rollout.config import ServedConfig, ServiceConfig
+from interlace.engines.rollout.services.check import (
+    check_probe,
+    describe_error,
+    run_unless_faulty,
+    wait_until_healthy,
+    warm_up,
+)
 from interlace.engines.rollout.services.inbox import DeltaInbox
 from interlace.engines.rollout.services.process import ServerProcess
 from interlace.engines.rollout.services.protocol import (
@@ -25,13 +32,6 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceError,
     VersionSource,
-)
-from interlace.engines.rollout.services.readiness import (
-    check_probe,
-    describe_error,
-    run_unless_faulty,
-    wait_until_healthy,
-    warm_up,
 )
 from interlace.weights.ref import WeightProbe
 

@@ -18,6 +18,7 @@ from interlace.core.types import Request
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.services.adoption import write_record
+from interlace.engines.rollout.services.check import run_unless_faulty
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.lease import ServerLease, record_file
 from interlace.engines.rollout.services.link import ServerLink
@@ -30,7 +31,6 @@ from interlace.engines.rollout.services.protocol import (
     ServiceError,
     ServiceHealth,
 )
-from interlace.engines.rollout.services.readiness import run_unless_faulty
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from tests.support.engine_servers import wait_until

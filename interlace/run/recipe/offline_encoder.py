@@ -1,0 +1,58 @@
+"""The rows of a recipe that trains on given rows, as samples."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from interlace.algorithms.offline import OfflineAlgorithm
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt, Sample
+from interlace.data.warmup import load_demonstrator
+from interlace.models.loading import load_tokenizer
+from interlace.models.token_text import special_tags
+from interlace.rewards.classifier import encode_scored
+from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.offline_rows import RowEncoder
+from interlace.run.recipe.prompts import renderer_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def encode_rows(
+    recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase | None" = None
+) -> list[Sample]:
+    """Returns the samples of rows, in their order. Raises UserError for the first row that cannot be trained on."""
+    encoder = create_encoder(recipe, tokenizer)
+    return [encoder.encode(prompt) for prompt in prompts]
+
+
+def create_encoder(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RowEncoder:
+    """Builds the encoder of a recipe's rows."""
+    algorithm = algorithm_of(recipe)
+    if algorithm.rows is None:
+        raise ValueError(f"algorithm {recipe.algorithm.name!r} trains on samples, not on rows")
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    written, scores = recipe.task.demonstrations, None
+    if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
+        tags = special_tags(tokenizer)
+        scores = partial(encode_scored, tokenizer, tags, chat_template=recipe.task.format.chat_template)
+    return RowEncoder(
+        kind=algorithm.rows,
+        tokenizer=tokenizer,
+        renderer=renderer_of(recipe, tokenizer),
+        demonstrator=load_demonstrator(written) if written else None,
+        scores=scores,
+    )
+
+
+def check_row_lengths(rows: Sequence[Sample], context: int | None) -> int:
+    """Returns the tokens of the longest row. Raises UserError if a branch of a row exceeds the context of the model."""
+    for row in rows:
+        longest = row.num_prompt_tokens + max(len(segment.token_ids) for segment in row.segments)
+        if context is not None and longest > context:
+            raise UserError(
+                f"row {row.uid} has {longest} tokens with its completion, and the model's context is {context}. Drop "
+                "long rows from the data, or take a model with a longer context."
+            )
+    return max(row.num_total_tokens for row in rows)
