@@ -183,7 +183,6 @@ def _has_result(test: CallTest, printed: str | None) -> bool:
 
 
 def _to_lists(value: object) -> object:
-    """Returns plain data with lists in place of tuples."""
     if isinstance(value, list | tuple):
         return [_to_lists(item) for item in value]
     if isinstance(value, dict):

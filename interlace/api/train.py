@@ -143,8 +143,6 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A run as the program asks for it."""
-
     run: GivenRun
     name: str | None
     root: Path

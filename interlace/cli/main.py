@@ -103,7 +103,6 @@ class _App(typer.Typer):
     """The command line as a program. Its commands may count the start of the process in limits of their time."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # house: the signature is typer's
-        """Runs the command."""
         note_start()
         return super().__call__(*args, **kwargs)
 

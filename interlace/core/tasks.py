@@ -44,7 +44,6 @@ class LoopThread:
         self.loop.close()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Starts a coroutine concurrently with others."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -56,8 +56,6 @@ class _Change(Config):
 
 
 class _State(Config):
-    """State in a checkpoint."""
-
     changes: tuple[_Change, ...]
     """Weights since the start of the run."""
     samplers: tuple[JsonValue, ...]
@@ -198,7 +196,6 @@ class _Phase:
         return math.floor(size * self._ends[source] + 0.5) - math.floor(size * start + 0.5)
 
     def _order_sources(self, block: int) -> list[int]:
-        """Returns the source of each draw of a block."""
         sources = self._blocks.get(block)
         if sources is None:
             sources = [

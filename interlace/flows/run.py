@@ -196,7 +196,6 @@ class PolicyRun:
 
     @property
     def version(self) -> int:
-        """The current version of the weights."""
         return self.admission.gate.version
 
     @property

@@ -157,7 +157,6 @@ class WaitMeter:
         """Group, index and turn of begun turns: an engine that continues one after an interruption begins it again."""
 
     def add_calls(self, calls: Iterable[EngineCall]) -> None:
-        """Adds the calls of engines, in order."""
         for call in calls:
             for gid, number, turn, asked_s in call.begun:
                 if (gid, number, turn) not in self._open:

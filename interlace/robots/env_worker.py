@@ -34,7 +34,6 @@ class EnvWorker(Worker):
 
     @operation(on_device=False, concurrent=True)
     def forget(self, slot: int) -> None:
-        """Ends the episode of a slot."""
         self._pool.forget(slot)
 
     async def onload(self) -> None:

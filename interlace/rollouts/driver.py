@@ -181,7 +181,6 @@ class EngineDriver:
         self._wake()
 
     async def run(self) -> None:
-        """Runs the engine until the task is cancelled."""
         while True:
             while not self._has_work():
                 await self._work.wait(who=self.group.name, what="requests or weights")

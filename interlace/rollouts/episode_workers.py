@@ -98,7 +98,6 @@ class _Processes(ProcessPool[_Job, tuple[_Job, ToEpisode | None]]):
 
     @property
     def num_ready(self) -> int:
-        """Number of processes that have started."""
         return sum(child.is_ready for child in [*self._children])
 
     def _patience_s(self) -> float | None:

@@ -102,7 +102,6 @@ class GenerateStage:
         return Stream(channel=self._channel).plus(*GENERATED)
 
     def generate(self, samples: Sequence[Sample]) -> None:
-        """Starts the episodes of a wave of admitted samples."""
         self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
             self._pool.submit(self._make_requests(samples), self._take_response)

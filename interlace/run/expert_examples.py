@@ -30,7 +30,6 @@ class ExpertExamples:
     seed: int
 
     def batch(self, step: int) -> Sequence[Sample]:
-        """Returns the examples of a step."""
         draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
         places = draw.integers(len(self.shown), size=self.batch_size)
         return [self._make_sample(self.shown[place], draw) for place in places]

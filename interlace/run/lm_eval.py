@@ -70,7 +70,6 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.max_length: int = context
 
     def close(self) -> None:
-        """Closes the client."""
         self._loop.run(self._client.close())
         self._loop.close()
 

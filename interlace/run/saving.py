@@ -156,7 +156,6 @@ class Saver:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Returns the checkpoints of the run."""
         return self._checkpoints
 
     async def finish(self) -> None:

@@ -84,7 +84,6 @@ class SweepResult:
 
     @property
     def metric(self) -> str:
-        """Returns the name of the metric that orders the runs."""
         return self.order.metric
 
     def over_seeds(self) -> list[tuple[Mapping[str, str], float, float, int]]:

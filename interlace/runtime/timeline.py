@@ -215,7 +215,6 @@ class Timeline:
         return list(self._running)
 
     def begin(self, span: Span) -> None:
-        """Registers an operation that was called."""
         self._running[span] = None
 
     def end(self, span: Span, start_s: float, end_s: float) -> None:

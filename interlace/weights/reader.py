@@ -252,7 +252,6 @@ class Mirror:
         self._next = {}
 
     def clear(self) -> None:
-        """Drops all blocks."""
         self._blocks.clear()
         self._spare.clear()
         self._versions, self._next = {}, {}

@@ -260,7 +260,6 @@ class SessionServer:
             await visit.aclose()
 
     async def _end_idle_sessions(self) -> None:
-        """Ends the sessions that clients have left open."""
         while True:
             await asyncio.sleep(self._idle_s / 4)
             for conversation in self._sessions.list_idle(self._idle_s):

@@ -66,8 +66,6 @@ class Chat(Dialect):
 
 
 class _Chunks(AnswerStream):
-    """Chunks of OpenAI's streams."""
-
     kind = ""
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
@@ -134,7 +132,6 @@ class _ChatStream(_Chunks):
 
 
 def _chat_message(message: Message) -> dict[str, JSON]:
-    """Writes an answer's message."""
     calls = _format_calls(message)
     found: dict[str, JSON] = {
         "role": "assistant",

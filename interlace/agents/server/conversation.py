@@ -241,7 +241,6 @@ class Sessions:
         """Keys of ended sessions of clients, oldest first."""
 
     def add(self, conversation: Conversation) -> None:
-        """Accepts the key of a session."""
         self._open[conversation.key] = conversation
 
     def remove(self, conversation: Conversation) -> bool:

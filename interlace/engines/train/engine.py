@@ -137,7 +137,6 @@ class TrainEngine(TrainedEngine):
         return writer.write(version, weights, copy=copy, stays=stays, served=served, exact=exact)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """Returns the weights, with the adapter merged."""
         return self._adapter.merge_weights() if self._adapter else super()._own_weights()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:

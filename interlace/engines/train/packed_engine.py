@@ -333,7 +333,6 @@ class TrainedEngine(PackedEngine, ABC):
         return (model_files(self.model, weights, tokenizer),)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """Returns this rank's parts of `weights`."""
         return list_named_weights(self.model)
 
     @abstractmethod

@@ -29,7 +29,6 @@ class ToolBatches:
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """Counts an episode, for whose turns the others wait."""
         self._num_running += 1
         try:
             yield

@@ -102,7 +102,6 @@ class Probes:
 
     @property
     def chosen(self) -> Planned:
-        """The fastest plan."""
         return max(self.probed, key=lambda each: each.comparison.ratio).plan
 
     def json(self) -> list[JSON]:

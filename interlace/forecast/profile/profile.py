@@ -145,7 +145,6 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
 
 
 async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
-    """Starts the recipe's workers."""
     model = await make_warmed_model(cluster, recipe, prompts, progress)
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)

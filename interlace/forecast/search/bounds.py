@@ -45,7 +45,6 @@ class Workload:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples per step."""
         return self.prompts_per_step * self.samples_per_prompt
 
     @property
@@ -76,7 +75,6 @@ class RoleMemory:
 
     @property
     def largest(self) -> str:
-        """Name of the largest part."""
         return max(self.parts, key=lambda part: self.parts[part])
 
 

@@ -272,7 +272,6 @@ class _Search:
         return top.step_s / (1 + min(0.0, top.length_shift))
 
     def _report_best(self) -> None:
-        """Reports the best schedule so far."""
         best = self._select_best(1)
         found = f", best so far {self._seen[best[0]].step_s:.4g} s per step" if best else ""
         self._effort.report(f"{self._num_scored} schedules simulated{found}")

@@ -95,7 +95,6 @@ class ThreadedLogger:
             raise self._error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Queues the metrics of a step."""
         self._calls.put(lambda logger: logger.log(step, metrics))
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:

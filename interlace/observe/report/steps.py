@@ -132,7 +132,6 @@ class StoredSteps:
 
 
 def _find_steps(entry: Entry) -> set[int]:
-    """Returns the steps of a run's trace."""
     return set(entry.timeline.steps) if entry.timeline else set()
 
 

@@ -73,7 +73,6 @@ class WatchServer:
         return f"http://{HOST}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
-        """Stops listening."""
         if self._runner:
             await self._runner.cleanup()
 

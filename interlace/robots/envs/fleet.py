@@ -45,8 +45,6 @@ class EnvServer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Location:
-    """Location of one environment."""
-
     server: EnvServer
     slot: int
     process: int

@@ -104,7 +104,6 @@ class SimulatorStates:
             self._present.pop(place, None)
 
     def close(self) -> None:
-        """Frees all simulators."""
         for simulator in self._simulators.values():
             simulator.close()
         self._simulators.clear()

@@ -255,8 +255,6 @@ class _StepClock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
-    """Data of a run in its folder."""
-
     folder: RunFolder
     clock: _StepClock
     error: str = ""

@@ -157,7 +157,6 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
 
 
 def _count_updates(recipe: Recipe) -> int:
-    """Counts the optimizer updates of a run."""
     settings = recipe.algorithm.settings
     if isinstance(settings, ReplayedSettings):
         turns = recipe.prompts_per_step * recipe.samples_per_prompt * recipe.episode.max_turns

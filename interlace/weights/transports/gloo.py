@@ -234,7 +234,6 @@ class PeerReceiver(Receiver):
                 self._calls.pop(address).connection.close()
 
     def close(self) -> None:
-        """Closes all connections."""
         for call in self._calls.values():
             call.connection.close()
         self._calls.clear()

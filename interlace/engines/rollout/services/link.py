@@ -297,7 +297,6 @@ class ServerLink:
                 task.cancel()
 
     async def _watch_health(self) -> None:
-        """Checks the server's health periodically until it is lost."""
         settings, client, versions = self._settings, self._client, self._versions
         assert client is not None
         while not self.lost and client is self._client:
