@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PROMPT, ANSWER, TOOLS, CHAT = "prompt", "answer", "tools", "messages"
 """Columns that are read. `messages` is read if no column `prompt` exists; a reward finds a chat's messages under it."""
 CHOSEN, REJECTED = "chosen", "rejected"
-"""Columns of a preference pair."""
 COMPLETION = "completion"
 """Metadata of a row to imitate: text, or the messages from the first one of the assistant on."""
 USUAL: Mapping[str, Sequence[str]] = {

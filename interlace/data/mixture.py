@@ -40,7 +40,6 @@ class SampledSource:
     positions: Sequence[int]
     """Places of its prompts in the mixture."""
     sampler: PromptSampler
-    """Sampler of its prompts."""
 
     @cached_property
     def place_of(self) -> Mapping[int, int]:

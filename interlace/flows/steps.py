@@ -51,9 +51,7 @@ class LoopSettings:
     shaping: SourceShaping = SourceShaping()
     """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
     limits: SessionLimits = NO_LIMITS
-    """Limits of each episode."""
     recovery: RecoveryConfig = RecoveryConfig()
-    """Limits of recovery from failures."""
     membership: MembershipRules = NO_CHANGES
     """Rules for engines that join, leave, or are lost."""
     counts: Callable[[], Metrics] = Metrics

@@ -51,7 +51,6 @@ class StepLine:
     step: int
     headline: Headline
     value: float
-    """Value of the headline."""
     response_length: float
     """Mean response length, in tokens."""
     staleness: float

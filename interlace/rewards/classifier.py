@@ -32,7 +32,6 @@ class ModelScorer:
         self._tags = special_tags(self._tokenizer)
         self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
         self.residence = Residence(self._model.device, {WEIGHTS: self._model._apply})
-        """Place of the weights."""
 
     @property
     def num_bytes(self) -> int:

@@ -66,7 +66,6 @@ class TrainJob:
     planner: ScheduleChanger | None
     start: RunStart
     memory: MemoryCheckpoints
-    """Checkpoints in shared memory."""
     on_cluster: Callable[[Cluster], None]
     """Called with the cluster of each process of the run, before its workers start."""
     callbacks: Callbacks = field(default_factory=Callbacks)

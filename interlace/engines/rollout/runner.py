@@ -54,7 +54,6 @@ class Runner(Protocol):
     """Model execution: from the tokens of a step to logits."""
 
     dtype: torch.dtype
-    """Type of the weights."""
     binding: object
     """Weight addresses found by rebind(); restored when the weights return to them."""
 

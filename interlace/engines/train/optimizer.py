@@ -33,7 +33,6 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.config = config
         self.step_count = 0
-        """Optimizer steps taken."""
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         trained = [*self._named.values()]
         matrices = [each for name, each in self._named.items() if each.ndim >= 2 and not UNDECAYED.search(name)]

@@ -194,7 +194,6 @@ class TrainedEngine(PackedEngine, ABC):
         )
         check_router_loss(model)
         self.optimizer = Optimizer(model, optimizer)
-        """Optimizer of the trained parameters."""
         self._minibatch = Minibatch()
         self._reports: list[MinibatchReport] = []
         """The step's closed minibatches."""

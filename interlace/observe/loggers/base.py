@@ -36,7 +36,6 @@ class RunInfo:
     run_id: str = ""
     """Random id that stays the same when the run is resumed. Two runs of one name have two ids."""
     project: str | None = None
-    """Project of the recipe (`logging.project`)."""
     resumed_at: int | None = None
     """Step of the checkpoint from which the run resumes; metrics of later steps are void."""
 

@@ -62,7 +62,6 @@ class StreamingClient(HttpClient, ABC):
         """Id at the server of each running request; a resumed request gets a new id."""
         self._is_paused = False
         self._num_loads = 0
-        """Number of loads of weights."""
 
     @property
     def _cache_key(self) -> str:
