@@ -11,8 +11,8 @@ from interlace.forecast.search.plans import Fidelity, Score
 from interlace.forecast.simulate import Simulation
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
+from interlace.schedule.placement import HOST
 from interlace.schedule.presets import load_schedule
-from interlace.schedule.roles import HOST
 from interlace.schedule.schedule import Schedule
 
 DEVICES = 32

@@ -23,8 +23,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
 from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.rank import Rank
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import UpdateMode, WeightRef

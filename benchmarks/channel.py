@@ -36,7 +36,7 @@ from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerSpec
 from interlace.schedule.schedule import Schedule
 
 OURS, BY_REFERENCE = "interlace Channel", "interlace, references"

@@ -24,8 +24,7 @@ import numpy as np
 
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.runtime.local.cluster import LocalCluster
-from interlace.runtime.worker import WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.workers.actor import ActorWorker

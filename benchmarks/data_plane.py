@@ -41,7 +41,7 @@ from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
 

@@ -42,9 +42,8 @@ from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig, create_envs
 from interlace.robots.models.vla import VLAForCausalLM, build_tiny_vla
-from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
-from interlace.robots.world_model.model import Transitions, error_by_horizon
-from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, Start
+from interlace.robots.world_model.model import EnsembleModel, EnsembleModelConfig, Transitions, error_by_horizon
+from interlace.rollouts.envs.spec import SlotAnswer, SlotChunk, Start
 from interlace.runtime.process.child import frame_message, take_frames
 
 PARTS = ("swap", "light", "fleet", "imagined", "prefetch", "pictures")

@@ -47,9 +47,8 @@ from interlace.engines.train import CriticEngine, TrainEngine, critic_model
 from interlace.engines.train.config import CriticConfig, TrainConfig
 from interlace.models.action_tokens import action_tokens
 from interlace.models.loading import load_model
-from interlace.observe.progress import QuietProgress
+from interlace.observe.progress import REWARD, Headline, QuietProgress
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.step_line import REWARD, Headline
 from interlace.observe.stop import StopSignal
 from interlace.robots.envs.load import create_envs
 from interlace.robots.episodes.robot import RobotConfig

@@ -38,7 +38,7 @@ from _planner_time import time_table
 from _planner_workloads import NAMES, POINTS
 
 from interlace.core.errors import UserError
-from interlace.forecast.svg import Plot, nice_ticks
+from interlace.forecast.plan_report import Plot, nice_ticks
 
 SCHEDULES = (
     "verl-colocated", "rlinf-disaggregated", "one-step-off", "areal", "streamrl-async", "pipelinerl", "async-colocated",

@@ -23,7 +23,7 @@ from _page import make_picture, write_table
 from recipe_seeds import TEACHERS, teacher_setting
 
 from interlace.core.errors import UserError
-from interlace.forecast.svg import Plot, nice_ticks
+from interlace.forecast.plan_report import Plot, nice_ticks
 from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.report.panels import RUN_COLOURS
 from interlace.observe.run_folder import RunFolder

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
     from interlace.algorithms.base import Advantages, Algorithm
     from interlace.api.background import Server
     from interlace.api.commands import compare, evaluate, lm_eval_model, load_run, plan, profile, serve, simulate
-    from interlace.api.dry_run import dry_run
     from interlace.api.run import TrainedRun
     from interlace.api.sweep import sweep
-    from interlace.api.train import train
+    from interlace.api.train import dry_run, train
     from interlace.core.errors import InterlaceError, UserError
     from interlace.robots.envs.base import Simulator as Env
     from interlace.rollouts.base import Episode, Outcome, Session, Turn
@@ -38,10 +37,9 @@ _PLACES = {
         "serve",
         "simulate",
     ),
-    "interlace.api.dry_run": ("dry_run",),
     "interlace.api.run": ("TrainedRun",),
     "interlace.api.sweep": ("sweep",),
-    "interlace.api.train": ("train",),
+    "interlace.api.train": ("dry_run", "train"),
     "interlace.core.errors": ("InterlaceError", "UserError"),
     "interlace.robots.envs.base": ("Env",),
     "interlace.rollouts.base": ("Episode", "Outcome", "Session", "Turn"),

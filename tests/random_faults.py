@@ -26,8 +26,7 @@ from pathlib import Path
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
 from interlace.run.chaos.phases import PHASES
-from interlace.runtime.sim.cluster import SimCluster
-from interlace.runtime.sim.process_faults import ProcessFault, ProcessFaults
+from interlace.runtime.sim.cluster import ProcessFault, ProcessFaults, SimCluster
 from interlace.schedule.equivalents import refuse_races
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule

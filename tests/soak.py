@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.real import role_processes
 from tests.support.processes import descendants
 from tests.support.training import SMALL
 

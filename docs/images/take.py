@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from interlace.observe.report.device_time import DeviceTimeline
-from interlace.observe.report.entry import read_entry
+from interlace.observe.report.header import read_entry
 from interlace.observe.report.page import render_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, run_folder

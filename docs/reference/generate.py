@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 import interlace
 from interlace import algorithms
 from interlace.algorithms import Algorithm, AlgorithmConfig, algorithm_names, create_algorithm
-from interlace.algorithms.pairs import PairSettings
+from interlace.algorithms.offline import PairSettings
 from interlace.algorithms.policy import PolicySettings
 from interlace.algorithms.replayed import ReplayedSettings
 from interlace.core.config import Config

@@ -33,7 +33,6 @@ class ModelClient:
     shown: ShownMessages = field(default_factory=ShownMessages)
     """Answers that end before a stop text, or have calls that could not be read, which LangChain's messages lose."""
     turns: list[Turn] = field(default_factory=list)
-    """Turns so far."""
 
 
 CLIENT: ContextVar[ModelClient] = ContextVar("client")

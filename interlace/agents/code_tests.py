@@ -268,7 +268,6 @@ def _is_close(value: object, expected: object, tolerance: Mapping[str, float]) -
 
 
 def _to_lists(value: object) -> object:
-    """Returns plain data with lists in place of tuples."""
     if isinstance(value, list | tuple):
         return [_to_lists(item) for item in value]
     if isinstance(value, dict):

@@ -6,24 +6,13 @@ are from the scripted expert of the simulator (`episode.expert`), and the update
 human of HG-DAgger, and only the chunks of the expert are labels.
 """
 
-import numpy as np
-
-from interlace.algorithms.base import Advantages, Algorithm, Needs
-from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import SampleGroup
+from interlace.algorithms.base import Needs
+from interlace.algorithms.bc import BehaviourCloning
 
 
-class DAgger(Algorithm):
+class DAgger(BehaviourCloning):
     """Imitates the expert's answers, each number or token with equal weight."""
 
     @property
     def needs(self) -> Needs:
         return Needs(on_policy=False)
-
-    def advantages(self, group: SampleGroup) -> Advantages:
-        """Returns zeros, which nothing reads."""
-        return Advantages(advantages=[np.zeros(sample.num_tokens, np.float32) for sample in group.samples])
-
-    def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Computes minus the log-prob of each of the expert's tokens."""
-        return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T={})

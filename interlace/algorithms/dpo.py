@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from interlace.algorithms.base import Needs
-from interlace.algorithms.offline import OfflineAlgorithm
-from interlace.algorithms.pairs import Pairs, PairSettings, log_sigmoid
+from interlace.algorithms.offline import OfflineAlgorithm, Pairs, PairSettings, log_sigmoid
 from interlace.core.training import LossInputs, LossOutputs
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from interlace.algorithms.offline import OfflineAlgorithm
-from interlace.algorithms.pairs import Pairs, PairSettings, log_sigmoid
+from interlace.algorithms.offline import OfflineAlgorithm, Pairs, PairSettings, log_sigmoid
 from interlace.core.training import LossInputs, LossOutputs
 
 

@@ -32,7 +32,6 @@ class SAPO(GRPO):
     settings: SAPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Computes the gated loss."""
         settings, advantages_T = self.settings, inputs.advantages_T
         ratio_T = importance_ratio(inputs.logprobs_T, proximal_T)
         negative_T = advantages_T.new_full(advantages_T.shape, settings.temperature_negative)

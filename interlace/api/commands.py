@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
-from interlace.api.names import find_checkpoint, recipe_name
-from interlace.api.run import TrainedRun
+from interlace.api.run import TrainedRun, find_checkpoint, recipe_name
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import disable_progress_bars, writable
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import JSON
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.notebook import shorten_value, table_html
 from interlace.observe.open_progress import open_progress
 from interlace.observe.run_folder import find_run, folder_name, run_folder
@@ -136,7 +136,7 @@ def compare(  # house: the options of the command, by the same names
     simulate(); devices and profile are for these. Raises UserError; StoppedError if a stop came before the first step;
     InterlaceError if all schedules failed.
     """
-    from interlace.run.compare import load_variants, run_variants, write_comparison
+    from interlace.run.outcome import load_variants, run_variants, write_comparison
 
     disable_progress_bars()
     spec, names, root = recipe_name(recipe), _join_names(schedules), Path(folder).expanduser()
@@ -222,7 +222,6 @@ def profile(
     whose data sheet is taken instead. Raises UserError.
     """
     from interlace.forecast.profile.make import make_profile
-    from interlace.observe.atomic_file import write_atomic
 
     disable_progress_bars()
     path = writable(Path(out).expanduser(), "--out")

@@ -9,10 +9,8 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, IntArray, SamplingParams
-from interlace.data.chat import read_messages
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import Write, render, to_prompts
-from interlace.data.rows import Row
+from interlace.data.formatting import Row, Write, read_messages, render, to_prompts
 from interlace.engines.rollout.filters import reshape_logits, reshapes_logits
 from interlace.engines.rollout.stop_strings import ends_with_text
 from interlace.models.loading import count_ids

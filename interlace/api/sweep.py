@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
-from interlace.api.names import recipe_name
-from interlace.api.run import TrainedRun
+from interlace.api.run import TrainedRun, recipe_name
 from interlace.cli.sweep import SweepOptions, run_sweep
 from interlace.core.errors import UserError
 from interlace.core.types import JSON

@@ -1,18 +1,17 @@
-"""`interlace.train`: a run from a program or a notebook."""
+"""`interlace.train` and `interlace.dry_run`: a run from a program or a notebook, and its sizes without a start."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Unpack
 
 from rich.console import Console
 
 from interlace.api.advice import for_python, outside_of_loops
-from interlace.api.given_run import GivenRun
-from interlace.api.names import read_given
-from interlace.api.run import TrainedRun
+from interlace.api.run import TrainedRun, check_given, read_given
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.core.flat_settings import flatten_settings
@@ -28,16 +27,52 @@ from interlace.observe.stop import StopSignal
 from interlace.rewards.config import GIVEN
 from interlace.run.callbacks import Callback, Callbacks
 from interlace.run.derived import list_prompt_notices
-from interlace.run.library import ProgramInputs, Reward, Settings, trains_on_rows
-from interlace.run.program_rows import ColumnMap, rows_by_place
-from interlace.run.recipe.check_settings import check_settings
+from interlace.run.library import ProgramInputs, Reward, Sections, Settings, list_required_numbers, trains_on_rows
+from interlace.run.program_data import ColumnMap, rows_by_place
+from interlace.run.recipe.check_settings import check_new_run, check_settings
 from interlace.run.recipe.config import Recipe
-from interlace.run.recipe.edits import GivenRecipe, list_edits
-from interlace.run.recipe.load import load_recipe, override_key
+from interlace.run.recipe.load import GivenRecipe, list_edits, load_recipe, override_key
 from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
+    from interlace.forecast.dry_run import DryRun
     from interlace.forecast.online import OnlinePlanner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenRun:
+    """A recipe, and the sections and overrides that change it."""
+
+    recipe: str | Path | Recipe | None
+    overrides: tuple[str, ...]
+    sections: Sections
+
+    def settings(self) -> Recipe:
+        """Returns the recipe. Raises UserError."""
+        if isinstance(self.recipe, Recipe):
+            if self.overrides:
+                raise UserError("overrides are for a recipe by name or path: change the Recipe, or give settings.")
+            return self.sections.recipe(self.recipe)
+        if self.recipe is not None:
+            changed = [override_key(override) for override in self.overrides]
+            numbers = list_required_numbers(self.sections.values)
+            return self.sections.recipe(load_recipe(str(self.recipe), (*numbers, *self.overrides)), changed)
+        if self.overrides:
+            raise UserError("overrides are for a recipe by name or path: without one, give settings, such as steps=10.")
+        if missing := [
+            name for name in ("model", "data") if {"data": "task"}.get(name, name) not in self.sections.values
+        ]:
+            raise UserError(
+                f"train() without a recipe needs model and data, and has no {' and no '.join(missing)}. Give them, or "
+                'a recipe: interlace.train("quickstart").'
+            )
+        return self.sections.recipe()
+
+    def check(self, recipe: Recipe, *, has_callbacks: bool) -> None:
+        """Raises UserError for a mistake in the recipe that settings() returned; see check_new_run()."""
+        spec = str(self.recipe) if isinstance(self.recipe, str | Path) else None
+        check_new_run(recipe, spec, has_callbacks=has_callbacks)
+
 
 DEFAULT_RUN = "run"
 """Name of a run without a recipe."""
@@ -108,8 +143,6 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A run as the program asks for it."""
-
     run: GivenRun
     name: str | None
     root: Path
@@ -199,3 +232,40 @@ def _how_to_resume(run: RunFolder) -> str:
     if not Checkpoints(run.checkpoints, keep=1).steps():
         return "There is no checkpoint to resume from: call train() again with overwrite=True."
     return f"To continue from its newest checkpoint: call train() again with name={run.name!r} and resume=True."
+
+
+@for_python
+def dry_run(  # house: the inputs of train()
+    recipe: str | Path | Recipe | None = None,
+    /,
+    *,
+    model: object = None,
+    tokenizer: object = None,
+    data: object = None,
+    reward: Reward | None = None,
+    columns: ColumnMap | None = None,
+    heldout_size: int | None = None,
+    overrides: Sequence[str] = (),
+    devices: str | None = None,
+    **settings: Unpack[Settings],
+) -> "DryRun":
+    """Checks a run as train() does and forecasts its sizes and memory, as `train --dry-run`. Writes nothing.
+
+    It has the inputs of train(). devices: GPUs that this machine need not have, such as "1x24GB" or "8xH100-80GB"; None
+    takes the devices of the run's cluster. Raises UserError for a run that cannot start.
+    """
+    disable_progress_bars()
+    check_given(recipe)
+    inputs = ProgramInputs(
+        model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
+    )
+    with TemporaryDirectory(prefix="interlace-") as folder:
+        has_completions = trains_on_rows(recipe, settings, overrides)
+        sections = inputs.sections(Path(folder), settings, has_completions=has_completions)
+        given = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
+        found = given.settings()
+        given.check(found, has_callbacks=False)
+        from interlace.forecast.dry_run import make_dry_run
+
+        with rows_by_place(sections.rows):
+            return make_dry_run(found, None if devices is None else str(devices))

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import disable_progress_bars, say
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.run_folder import run_folder
 
 
@@ -17,7 +18,6 @@ def advise(
     disable_progress_bars()
     folder = run_folder(run)
     from interlace.forecast.advice import advise as find_advice  # loads torch
-    from interlace.observe.atomic_file import write_atomic
     from interlace.observe.jsonl import to_line
 
     advice = find_advice(folder)

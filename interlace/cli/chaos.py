@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import disable_progress_bars, keep_after_error, say
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, keep_after_error, say, settings_argument
 
 if TYPE_CHECKING:
     from interlace.run.chaos.certificate import Certificate

@@ -10,11 +10,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import disable_progress_bars, say
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say, settings_argument
 from interlace.core.errors import InterlaceError, UserError
-from interlace.observe.run_folder import ROOT
-from interlace.observe.step_line import number, short
+from interlace.observe.progress import number, short
+from interlace.observe.run_folder import ROOT, folder_name
 
 if TYPE_CHECKING:
     from interlace.run.outcome import ScheduleOutcome
@@ -43,9 +42,8 @@ def compare(
     """Train one recipe under several schedules in turn, on the same seeds, and compare their costs and results."""
     from interlace.observe.jsonl import to_line
     from interlace.observe.open_progress import open_progress
-    from interlace.observe.run_folder import folder_name
     from interlace.observe.stop import StopSignal
-    from interlace.run.compare import Comparison, load_variants, run_variants, write_comparison
+    from interlace.run.outcome import Comparison, load_variants, run_variants, write_comparison
 
     disable_progress_bars()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]

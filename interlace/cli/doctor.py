@@ -16,6 +16,7 @@ import typer
 from interlace.cli.certificate import certify_recipe
 from interlace.cli.preflight import disable_progress_bars
 from interlace.core.errors import InterlaceError, UserError
+from interlace.observe.run_folder import RunFolder, run_folder
 
 DISK_BYTES = 2 * 2**30
 """Disk space for a few checkpoints of a small model."""
@@ -101,7 +102,6 @@ def _check_gpu(json_file: Path | None) -> bool:
 
 
 def _restore_checkpoints(spec: str) -> bool:
-    from interlace.observe.run_folder import run_folder
     from interlace.run.recipe.load import load_recipe
     from interlace.run.restore_test import restore_checkpoints
 
@@ -245,7 +245,6 @@ def _real_model() -> Finding:
 def _smoke_run() -> Finding:
     """Runs two steps of the quick start: warm-up, generation, scoring, training, checkpoint."""
     from interlace.observe.progress import QuietProgress
-    from interlace.observe.run_folder import RunFolder
     from interlace.observe.stop import StopSignal
     from interlace.run.recipe.check import check_recipe
     from interlace.run.recipe.load import load_recipe

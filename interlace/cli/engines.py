@@ -11,13 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from interlace.cli.complete import complete_run
-from interlace.cli.preflight import say
+from interlace.cli.preflight import complete_run, say
 from interlace.core.errors import UserError
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.run_folder import RunFolder, run_folder
 from interlace.observe.run_lock import is_held
-from interlace.schedule.roles import role_named
+from interlace.schedule.placement import role_named
 
 PATIENCE_S = 600.0
 """Seconds that a run may take to apply a change."""

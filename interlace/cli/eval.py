@@ -69,7 +69,7 @@ def evaluate_spec(
 
     disable_progress_bars()
     settings = make_evaluated_recipe(spec, recipe, overrides, checkpoint)
-    from interlace.run.evaluate_model import evaluate_model  # loads torch, so a bad recipe is refused before it
+    from interlace.run.evaluator import evaluate_model  # loads torch, so a bad recipe is refused before it
 
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
         return settings, evaluate_model(settings, progress)

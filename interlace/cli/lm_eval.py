@@ -111,7 +111,7 @@ def open_lm(source: LMSource, *, device: str | None = None) -> "EngineLM":
     from interlace.run.best import NEWEST
 
     if source.spec.startswith(("http://", "https://")):
-        from interlace.engines.rollout.services.http import Address
+        from interlace.engines.rollout.services.protocol import Address
         from interlace.run.lm_eval import open_server
 
         if source.overrides:

@@ -31,8 +31,8 @@ from interlace.cli.supervise import supervise
 from interlace.cli.sweep import sweep
 from interlace.cli.train import train
 from interlace.cli.watch import watch
-from interlace.core.causes import Cause, cause_of
 from interlace.core.errors import InterlaceError, UserError, is_full_disk, nearest
+from interlace.core.recovery import Cause, cause_of
 
 BAD_INPUT, FAILED = 2, 1
 P = ParamSpec("P")
@@ -103,7 +103,6 @@ class _App(typer.Typer):
     """The command line as a program. Its commands may count the start of the process in limits of their time."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # house: the signature is typer's
-        """Runs the command."""
         note_start()
         return super().__call__(*args, **kwargs)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.answers import pair_answers
+from interlace.observe.run_data import pair_answers
 from interlace.observe.tables import AccuracyRow, accuracy_table, answers_table, verdict
 
 if TYPE_CHECKING:

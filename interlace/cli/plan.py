@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RecipeArgument, settings_argument
 from interlace.cli.plan_table import differences, show_market, show_memory, show_plans, show_training, unique
-from interlace.cli.preflight import disable_progress_bars, say, started_s, writable
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say, settings_argument, started_s, writable
 from interlace.cli.virtual import load_on_cluster
 from interlace.core.errors import UserError
+from interlace.core.yaml_text import to_yaml
+from interlace.observe.atomic_file import write_atomic
 
 if TYPE_CHECKING:
     from interlace.forecast.plan import PlanSettings, RecipePlan
@@ -101,8 +102,6 @@ def plan_recipe(
     quiet: bool,
 ) -> WrittenPlan:
     """Plans a recipe for this machine, or for the virtual cluster of `devices`, and writes it. Raises UserError."""
-    from interlace.observe.atomic_file import write_atomic
-
     out, note, measured = writable(settings.out, "plan.file"), "", None
     if devices is None:
         from interlace.cli.planning import plan_here
@@ -142,7 +141,6 @@ def say_to_stderr(text: str) -> None:
 
 def _format_yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     """Returns the schedule's file: the fields that differ from the defaults, with the prediction as a comment."""
-    from interlace.core.yaml_text import to_yaml
     from interlace.forecast.search.plans import list_changes
 
     sizes, score = made.request.workload, chosen.score

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.step_line import number, short
+from interlace.observe.progress import number, short
 
 if TYPE_CHECKING:
     from interlace.forecast.plan import RecipePlan

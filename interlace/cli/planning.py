@@ -123,7 +123,7 @@ def plan_recipe(
     prompt. began_s: see TimedEffort; the time of a measurement does not count.
     """
     from interlace.forecast.plan import PlanRequest, make_plan
-    from interlace.forecast.profile.store import check_profile, profile_of
+    from interlace.forecast.profile.profile import check_profile, profile_of
     from interlace.forecast.recipe_check import AcceptsHere, spans_here
     from interlace.forecast.simulate import Simulation
     from interlace.run.clusters.base import back_end

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import disable_progress_bars, say, writable
+from interlace.observe.atomic_file import write_atomic
 
 if TYPE_CHECKING:
     from interlace.forecast.profile.types import Profile
@@ -43,7 +44,6 @@ def profile(
 
 def _write_profile(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:
     from interlace.forecast.profile.tables import profile_tables
-    from interlace.observe.atomic_file import write_atomic
 
     write_atomic(out, profile.model_dump_json(indent=1) + "\n")
     if as_json:

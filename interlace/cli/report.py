@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from interlace.cli.complete import RUNS_HELP, STEP_HELP, complete_run
-from interlace.cli.preflight import writable
+from interlace.cli.preflight import RUNS_HELP, STEP_HELP, complete_run, writable
 from interlace.observe.run_folder import run_folder
 
 

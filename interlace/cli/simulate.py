@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import say, writable
+from interlace.cli.preflight import RecipeArgument, say, settings_argument, writable
 
 
 def simulate(

@@ -19,10 +19,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import say
+from interlace.cli.preflight import RecipeArgument, say, settings_argument
 from interlace.core.processes import adopt_orphans, end_with_parent, kill_processes, list_children, read_command
-from interlace.observe.run_folder import ROOT, RunFolder
+from interlace.observe.run_folder import ROOT, RunFolder, claim_name, latest_name
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for the end of a command."""
@@ -43,7 +42,6 @@ def supervise(
 ) -> None:
     """Train as `interlace train` does, and continue from the newest checkpoint after the process was killed."""
     from interlace.observe.checkpoints import Checkpoints
-    from interlace.observe.run_folder import RunFolder, claim_name, latest_name
     from interlace.observe.run_start import check_choice, how_to_continue
 
     check_choice(resume=resume, overwrite=overwrite)

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.complete import RecipeArgument
-from interlace.cli.preflight import disable_progress_bars, say
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say
 from interlace.core.errors import InterlaceError, UserError
-from interlace.observe.run_folder import ROOT
+from interlace.observe.run_folder import ROOT, RunFolder, claim_name
 
 if TYPE_CHECKING:
     from interlace.run.sweep import SweepResult
@@ -69,7 +68,6 @@ def run_sweep(
 ) -> "SweepResult":
     """Trains all combinations. Raises UserError before any work starts."""
     from interlace.observe.open_progress import open_progress
-    from interlace.observe.run_folder import RunFolder, claim_name
     from interlace.observe.stop import StopSignal
     from interlace.run.sweep import Sweep, choose_order, load_sweep
     from interlace.run.sweep_pool import divide_devices

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.complete import RecipeArgument, settings_argument
-from interlace.cli.preflight import disable_progress_bars, say
+from interlace.cli.preflight import RecipeArgument, disable_progress_bars, say, settings_argument
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import ROOT, RunFolder
 from interlace.observe.run_identity import CHANGEABLE, may_change
@@ -17,7 +16,7 @@ from interlace.observe.run_start import check_choice, explain_end, how_to_contin
 if TYPE_CHECKING:
     from interlace.forecast.online import OnlinePlanner
     from interlace.run.recipe.config import Recipe
-    from interlace.run.recipe.edits import GivenRecipe
+    from interlace.run.recipe.load import GivenRecipe
     from interlace.run.session import TrainReport
 
 
@@ -51,7 +50,7 @@ def train(
     if is_dry:
         return _show_dry_run(recipe, changes, devices, console)
     with ExitStack() as held:
-        from interlace.run.recipe.edits import GivenRecipe
+        from interlace.run.recipe.load import GivenRecipe
 
         planner, given = None, GivenRecipe.read(recipe)
         if resume:
@@ -94,7 +93,6 @@ def _open_fresh_run(
     Returns the planner too if it chooses the schedule, else None.
     """
     from interlace.cli.planning import plan_at_start
-    from interlace.observe.run_folder import RunFolder
     from interlace.observe.run_lock import open_run
     from interlace.observe.tables import make_derived_numbers_table
     from interlace.run.derived import derive_numbers, list_prompt_notices
@@ -126,8 +124,7 @@ def _open_resumed_run(
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_lock import resume_run
     from interlace.run.recipe.check_settings import check_settings
-    from interlace.run.recipe.edits import list_edits
-    from interlace.run.recipe.load import load_recipe, override_key
+    from interlace.run.recipe.load import list_edits, load_recipe, override_key
 
     folder = resume_run(ROOT, name, Path(given.name).stem, held=held)
     # The command that started the run may be repeated with --resume, because it changes nothing. Its settings are

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from interlace.cli.complete import RUNS_HELP, STEP_HELP, complete_run
+from interlace.cli.preflight import RUNS_HELP, STEP_HELP, complete_run
 from interlace.observe.run_folder import RunFolder, run_folder
 from interlace.observe.stop import raise_on_stop_signals
 

@@ -169,7 +169,6 @@ def _is_section(one: Any) -> bool:
 
 
 def _iterate_types(annotation: Any) -> Iterator[Any]:
-    """Yields all types that an annotation contains."""
     yield annotation
     for arg in get_args(annotation):
         yield from _iterate_types(arg)

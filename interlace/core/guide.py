@@ -15,4 +15,4 @@ class Guide:
     weights: NDArray[np.float32]
     """[K, P] weights from 0 (free) to 1 (known)."""
     largest: float = 5.0
-    """Largest factor of the correction; see interlace/models/flow_guidance.py."""
+    """Largest factor of the correction; see interlace/models/flow.py."""

@@ -59,7 +59,6 @@ class ToolSpec:
 
     @property
     def properties(self) -> Mapping[str, JSON]:
-        """Schemas of the arguments, by name."""
         found = self.parameters.get("properties")
         return found if isinstance(found, Mapping) else {}
 

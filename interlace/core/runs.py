@@ -24,14 +24,12 @@ class Runs(Sequence[N], Generic[N]):
 
     @classmethod
     def repeated(cls, value: N, count: int) -> "Runs[N]":
-        """Returns a sequence of one value, repeated `count` times."""
         found: Runs[N] = cls.__new__(cls)
         found.pieces, found._length = ((value, count),) if count else (), count
         return found
 
     @classmethod
     def of(cls, values: Sequence[N]) -> "Runs[N]":
-        """Returns a sequence as runs."""
         if isinstance(values, cls):
             return values
         # One run is the usual case, and counting equal numbers takes a tenth of the time of grouping them.

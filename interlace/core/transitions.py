@@ -34,7 +34,6 @@ class TransitionBatch:
         return len(self.rewards)
 
     def take(self, places: NDArray[np.integer]) -> Self:
-        """Returns the transitions with the given indices."""
         return type(self)(**{each.name: getattr(self, each.name)[places] for each in fields(self)})
 
     @classmethod

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.aliases import JSON, BoolArray, FloatArray, Inputs, IntArray, Metrics
-from interlace.core.causes import Cause
 from interlace.core.guide import Guide
 from interlace.core.payload import StoredColumn, StoredSegments, TextField, in_memory
+from interlace.core.recovery import Cause
 from interlace.core.runs import Runs
 from interlace.core.sampling import MIN_TEMPERATURE, SamplingParams
 from interlace.core.segment import EMPTY_FLOAT, EMPTY_INT, FINAL, NO_VERSIONS, PROMPT, RESPONSE, Segment

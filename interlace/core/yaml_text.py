@@ -159,7 +159,6 @@ class YamlFiles:
     folder: Path
 
     def names(self) -> list[str]:
-        """Returns the names of the shipped files, sorted."""
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def path(self, spec: str) -> Path:

@@ -1,32 +1,37 @@
 """Training and held-out prompts from the sources of a task, disjoint by text."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from interlace.core.errors import UserError
-from interlace.core.random import permutation
+from interlace.core.errors import UserError, nearest
+from interlace.core.hub import find_hub_fault
+from interlace.core.random import keyed_random, permutation
 from interlace.core.types import Prompt
+from interlace.data.columns import to_row
 from interlace.data.config import (
     OWN_SET,
+    ColumnMap,
     DataConfig,
     FileSource,
     HubSource,
+    MixturePart,
     PromptFormat,
     ReasoningGymSource,
     SourceConfig,
 )
-from interlace.data.files import table_rows
-from interlace.data.formatting import Write, format_prompt, render, to_prompts
-from interlace.data.procedural import procedural_rows
-from interlace.data.rows import Row, Split
+from interlace.data.formatting import Row, Split, Write, format_prompt, render, to_prompts
 from interlace.data.starts import start_rows
+from interlace.data.tables import Numbered, import_datasets, read_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 DRAWS_PER_PROMPT = 20
@@ -257,3 +262,116 @@ def _hold_back(train: list[_Rendered], size: int, name: str) -> list[_Rendered]:
         )
     chosen = permutation(len(distinct), "heldout")[:size]
     return [distinct[index] for index in sorted(chosen)]
+
+
+NO_COLUMNS: Mapping[str, str | None] = {}
+
+
+def table_rows(
+    source: FileSource | HubSource,
+    split: Split,
+    columns: ColumnMap = NO_COLUMNS,
+    omit: Sequence[str] = (),
+    *,
+    has_completions: bool = False,
+) -> list[Row]:
+    """Reads all rows of a split, in order. Raises UserError with file and line, or with data set and row.
+
+    columns, omit, has_completions: see to_row().
+    """
+    if isinstance(source, HubSource):
+        name, place, rows = source.name, f"{source.name} {split}", read_hub(source, split)
+    else:
+        spec = source.train if split == "train" else source.heldout
+        if spec is None:
+            return []
+        path = Path(spec).expanduser()
+        name, place, rows = path.name, str(path), read_table(spec)
+    return [
+        to_row(
+            values, columns, omit, uid=f"{split}/{name}:{number}", origin=f"{place}:{number}",
+            has_completions=has_completions,
+        )
+        for number, values in rows
+    ]  # fmt: skip
+
+
+def read_hub(source: HubSource, split: Split) -> Numbered:
+    """Reads the rows of a split, up to the source's limit. A held-out split that the source does not name has none.
+
+    Raises UserError if the hub cannot be reached, or has no such data set, config or split.
+    """
+    name = source.split if split == "train" else source.heldout
+    if name is None:
+        return
+    library = import_datasets(f"the data set {source.name!r} of the hub")
+    _check_reach(source.name)
+    chosen = {"split": name, "revision": source.revision, "streaming": source.streaming}
+    built = library.exceptions.DatasetsError
+    try:
+        dataset = library.load_dataset(source.name, source.config, **chosen)
+        for number, values in enumerate(dataset, start=1):  # a stream meets a damaged file here
+            if source.limit is not None and number > source.limit:
+                return
+            yield number, values
+    except (OSError, ValueError, RuntimeError, built) as error:  # each kind of mistake has its class, all below these
+        reason = error.__cause__ if isinstance(error, built) and error.__cause__ else error
+        raise UserError(
+            f"task.hub.name = {source.name!r} with config {source.config!r} and split {name!r} cannot be loaded: "
+            f"{' '.join(str(reason).split())}"
+        ) from None
+
+
+def _check_reach(name: str) -> None:
+    """Raises UserError for a hub that does not answer: its client would retry for minutes."""
+    from huggingface_hub import constants
+
+    if error := find_hub_fault():
+        raise UserError(
+            f"data set {name!r}: {constants.ENDPOINT} cannot be reached ({error}). Give a file or a saved folder as "
+            "task=PATH; a data set that was fetched before is read with HF_HUB_OFFLINE=1 in the environment."
+        )
+
+
+WINDOW = 2**21
+"""Consecutive seeds that one split of one `seed` owns. Splits never share an item, and all seeds stay below 2**32,
+which some datasets need."""
+
+
+def procedural_rows(source: ReasoningGymSource, split: Split) -> Iterator[Row]:
+    """Draws a split's rows one after another, repeated questions included, until its window of seeds ends.
+
+    Raises UserError at the first row if the dataset or one of its parameters is unknown or refused.
+    """
+    base = (2 * source.seed + (split == "heldout")) * WINDOW
+    parts = source.mixture or (MixturePart(weight=1.0),)
+    datasets = [_create_dataset(source, {**source.parameters, **part.parameters}, base) for part in parts]
+    weights = [part.weight for part in parts]
+    for index in range(WINDOW):
+        [dataset] = keyed_random("mixture", base + index).choices(datasets, weights) if len(parts) > 1 else datasets
+        entry = dataset[index]
+        yield Row(
+            uid=f"{source.name}/{base + index}",
+            origin=f"{source.name} {split} item {index}",
+            prompt=entry["question"],
+            # A few datasets have no single answer; their scorers read the metadata alone.
+            answer=entry["answer"] or "",
+            metadata=entry["metadata"],
+        )
+
+
+def _create_dataset(source: ReasoningGymSource, parameters: Mapping[str, object], seed: int) -> Any:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if source.name not in DATASETS:
+        raise UserError(f"unknown reasoning_gym dataset {source.name!r}.{nearest(source.name, DATASETS)}")
+    settings = {field.name for field in dataclasses.fields(DATASETS[source.name][1])} - {"seed", "size"}
+    for name in parameters:
+        if name not in settings:
+            raise UserError(f"unknown parameter {name!r} of dataset {source.name!r}.{nearest(name, settings)}")
+    try:
+        return reasoning_gym.create_dataset(source.name, seed=seed, size=WINDOW, **parameters)
+    except (AssertionError, TypeError, ValueError) as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+        raise UserError(f"reasoning_gym dataset {source.name!r} refuses its parameters ({given}): {error}.") from error

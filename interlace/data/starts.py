@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from interlace.data.config import StartSource
-from interlace.data.rows import Row, Split
+from interlace.data.formatting import Row, Split
 
 HELDOUT_FROM = 900_000_000
 """First initial state that is kept for evaluation."""

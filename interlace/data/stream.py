@@ -81,7 +81,6 @@ class PromptStream:
         return False
 
     def __next__(self) -> Prompt:
-        """Returns the next prompt."""
         if self._pending:
             return self._draw_prompt(self._pending.pop(0))
         self._drawn += 1

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError
+from interlace.core.recovery import Cause, SampleFailure
 from interlace.core.types import (
     GREEDY_INDEX,
     NO_BASELINE,
@@ -17,7 +17,7 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.observe.step_line import brief
+from interlace.observe.progress import brief
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import RewardGroup
 from interlace.rollouts.stream import BASELINE, OnFailed, Stream

@@ -1,9 +1,9 @@
 """Samples that failed, and the end of a run in which all fail."""
 
-from interlace.core.causes import SampleFailure
 from interlace.core.errors import InterlaceError
+from interlace.core.recovery import SampleFailure
 from interlace.core.types import SampleKey
-from interlace.observe.step_line import brief
+from interlace.observe.progress import brief
 from interlace.runtime.cluster import Cluster
 
 

@@ -8,9 +8,9 @@ here, because it is a `TrainStage`.
 from collections.abc import Callable, Sequence
 
 from interlace.algorithms.base import Needs
-from interlace.core.causes import Cause, SampleFailure
 from interlace.core.payload import is_lost
 from interlace.core.prompts import PromptSource
+from interlace.core.recovery import Cause, SampleFailure
 from interlace.core.types import EMPTY_INT, FloatArray, RewardResult, Sample, SampleGroup, TerminalEvent
 from interlace.flows.steps import LoopSettings
 from interlace.rewards.shaping import SourceShaping, group_shaped, shape_result

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, cast
 
 from interlace.algorithms.base import Algorithm, check_advantages, check_shapes
-from interlace.core.causes import SampleFailure
 from interlace.core.prompts import PromptSource
+from interlace.core.recovery import SampleFailure
 from interlace.core.types import (
     Prompt,
     Request,
@@ -196,7 +196,6 @@ class PolicyRun:
 
     @property
     def version(self) -> int:
-        """The current version of the weights."""
         return self.admission.gate.version
 
     @property

@@ -6,8 +6,8 @@ from math import fsum
 
 import numpy as np
 
-from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
+from interlace.core.recovery import Cause
 from interlace.core.types import Metrics, Sample, SampleKey, TerminalEvent
 from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
@@ -159,7 +159,6 @@ class WaitMeter:
         """Group, index and turn of begun turns: an engine that continues one after an interruption begins it again."""
 
     def add_calls(self, calls: Iterable[EngineCall]) -> None:
-        """Adds the calls of engines, in order."""
         for call in calls:
             for gid, number, turn, asked_s in call.begun:
                 if (gid, number, turn) not in self._open:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from interlace.core.causes import Cause
-from interlace.core.recovery import RecoveryConfig
+from interlace.core.recovery import Cause, RecoveryConfig
 from interlace.core.types import Metrics, Sample, SamplingParams, TerminalEvent
 from interlace.rewards.shaping import SourceShaping
 from interlace.rollouts.membership import NO_CHANGES, MembershipRules
@@ -52,9 +51,7 @@ class LoopSettings:
     shaping: SourceShaping = SourceShaping()
     """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
     limits: SessionLimits = NO_LIMITS
-    """Limits of each episode."""
     recovery: RecoveryConfig = RecoveryConfig()
-    """Limits of recovery from failures."""
     membership: MembershipRules = NO_CHANGES
     """Rules for engines that join, leave, or are lost."""
     counts: Callable[[], Metrics] = Metrics

@@ -12,7 +12,7 @@ from interlace.forecast.virtual import Simulated
 from interlace.run.chaos.certificate import Certificate, EndedKey, FaultRecord, SampleCounts
 from interlace.run.chaos.faults import EPISODE, TRAINED, FaultSpec
 from interlace.run.recipe.config import Recipe
-from interlace.runtime.sim.process_faults import DETECTION_S, ProcessFault, ProcessFaults
+from interlace.runtime.sim.cluster import DETECTION_S, ProcessFault, ProcessFaults
 
 
 def simulate_faults(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.run.derived import derive_numbers
+from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
     from interlace.observe.tables import DerivedNumber
@@ -69,7 +70,6 @@ def parse_devices(text: str) -> "tuple[Device, ...]":
     Raises UserError.
     """
     from interlace.forecast.costs.sheets import load_sheet, parse_cluster
-    from interlace.schedule.placement import Device
 
     plain = _PLAIN.fullmatch(text.strip())
     if plain:

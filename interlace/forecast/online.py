@@ -281,7 +281,6 @@ _accepts: Accepts
 
 
 def _begin_process(accepts: Accepts, niceness: int) -> None:
-    """Initializes the search process."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
     become_child()

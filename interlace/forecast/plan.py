@@ -110,7 +110,6 @@ class PlanSettings(PlanBounds):
 
     @property
     def out(self) -> Path:
-        """The schedule's file."""
         return Path(self.file)
 
     @property
@@ -120,7 +119,6 @@ class PlanSettings(PlanBounds):
 
     @property
     def words(self) -> str:
-        """The bounds as text."""
         return f"{self.bounds}, in {self.deadline_h:g} h" if self.deadline_h else self.bounds
 
 

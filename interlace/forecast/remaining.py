@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from interlace.forecast.search.candidates import Candidate
-from interlace.schedule.placement import Device
+from interlace.schedule.placement import HOST, Device
 from interlace.schedule.presets import load_schedule
-from interlace.schedule.roles import HOST
 from interlace.schedule.schedule import Schedule
 
 FALLBACK = "verl-colocated"

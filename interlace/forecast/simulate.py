@@ -13,22 +13,24 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt, Request, SampleKey
 from interlace.flows.run import SINGLE_TURN
-from interlace.forecast.costs.envs import SimulatedSimulators
-from interlace.forecast.costs.episodes import SimulatedEpisode
+from interlace.forecast.costs.episodes import SimulatedEpisode, SimulatedSimulators
 from interlace.forecast.costs.lengths import cache_lengths
 from interlace.forecast.costs.links import Moves
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.costs.ranker import NoisyRanker
 from interlace.forecast.costs.rollout import SimulatedEngine
-from interlace.forecast.costs.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
+from interlace.forecast.costs.workers import (
+    SimulatedInference,
+    SimulatedReward,
+    SimulatedRewardModel,
+    SimulatedTrainer,
+)
 from interlace.forecast.elastic import EngineChange
-from interlace.forecast.offline import RowLength
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.virtual import Simulated, SimulatedRole, run_virtually
-from interlace.observe.jsonl import to_line
+from interlace.forecast.virtual import RowLength, Simulated, SimulatedRole, run_virtually
+from interlace.observe.jsonl import step_file, to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import create_next_run
-from interlace.observe.transcripts import step_file
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
 from interlace.run.outcome import ScheduleOutcome, load_under_each
@@ -36,15 +38,12 @@ from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
 from interlace.run.recipe.load import load_recipe
-from interlace.runtime.sim.cluster import RankWrapper
-from interlace.runtime.sim.faults import Faults, with_faults
-from interlace.runtime.sim.process_faults import ProcessFaults
+from interlace.runtime.sim.cluster import Faults, ProcessFaults, RankWrapper, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.lengths import LengthPredictor
-from interlace.schedule.placement import Device, Pools
-from interlace.schedule.roles import HOST
+from interlace.schedule.placement import HOST, Device, Pools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,19 +11,20 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from interlace.algorithms import Algorithm
 from interlace.algorithms.base import Advantages, Needs
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import Metrics, Prompt, SampleGroup
+from interlace.core.types import Metrics, Prompt, Sample, SampleGroup, SampleKey, Segment
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
-from interlace.flows.offline_run import OfflineRun
+from interlace.flows.offline_run import OfflineRows, OfflineRun
 from interlace.flows.run import PolicyRun, RoleGroups
 from interlace.flows.steps import Ended, StepResult
 from interlace.forecast.costs.workers import zeros
 from interlace.forecast.elastic import EngineChange, change_engines
-from interlace.forecast.offline import RowLength, make_offline_run
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
 from interlace.rollouts.base import Episode
@@ -38,6 +40,36 @@ from interlace.runtime.timeline import Recorder
 from interlace.runtime.worker import Worker, operation_of
 from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device
+from interlace.stages.factory import LoopSizes, StageFactory
+
+RowLength: TypeAlias = Callable[[Prompt, int], float]
+"""Tokens of a completion of a row, by the row's prompt and the completion's index."""
+
+
+def make_offline_run(
+    cluster: Cluster, recipe: Recipe, groups: RoleGroups, prompts: PromptStream, length: RowLength
+) -> OfflineRun:
+    """Makes an offline run over simulated workers, on rows of these prompts."""
+    sizes = LoopSizes(
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=1,
+        num_steps=recipe.steps,
+        done_steps=0,
+        minibatches=recipe.minibatches,
+    )
+    stages, algorithm = StageFactory(cluster, recipe.schedule.resolved, sizes), algorithm_of(recipe)
+    rows = OfflineRows(train=_make_rows(prompts, length, 2 if algorithm.rows == "pairs" else 1), heldout=())
+    return OfflineRun(cluster, stages, groups, algorithm, rows)
+
+
+def _make_rows(prompts: PromptStream, length: RowLength, num_completions: int) -> Iterator[Sample]:
+    """Yields rows whose completions have the lengths of the profile. A pair has two, below one prompt."""
+    for number in itertools.count():
+        prompt = next(prompts)
+        lengths = [max(1, round(length(prompt, index))) for index in range(num_completions)]
+        segments = tuple(Segment(token_ids=np.zeros(length, np.int32)) for length in lengths)
+        yield Sample(key=SampleKey(number, 0), prompt=prompt, segments=segments)
+
 
 StepHook: TypeAlias = Callable[[StepResult], bool]
 OFFLINE_ROLES = ("reference", "actor")

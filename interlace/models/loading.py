@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from interlace.core.errors import UserError, first_line, nearest
 from interlace.core.hub import find_hub_fault
-from interlace.models.built import build_model, is_own_type, list_built_names, load_built_tokenizer, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import convert_gguf
 from interlace.models.stop_tokens import list_stop_tokens
-from interlace.models.tiny import TINY, refuse_tiny
+from interlace.models.tiny import (
+    TINY,
+    build_model,
+    is_own_type,
+    list_built_names,
+    load_built_tokenizer,
+    refuse_tiny,
+    register_own,
+)
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
-from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.manifest import MANIFEST, find_model_damage
+from interlace.observe.checkpoints import MANIFEST, Checkpoints, find_model_damage
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -1,13 +1,19 @@
 """Small models built in code, with a byte tokenizer: real Hugging Face models that need no download."""
 
+import json
+import string
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError, nearest
+from interlace.core.plugins import load_callable
+from interlace.models.config import OPENVLA_TYPE, VLA_TYPE, ModelConfig, RobotShape
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
 
 TINY = "tiny:"
 PAD, EOS = "<pad>", "<eos>"
@@ -130,3 +136,108 @@ def build_tokenizer(max_length: int, *, chat: bool = False) -> "PreTrainedTokeni
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
+
+
+UNKNOWN, SENSED = "<unk>", "<sensed>"
+WORDS = """
+a and at button door drawer from goal handle in it lever open close pick place press puck pull push put reach slide
+soccer ball sweep the to top up down above window wall peg insert hammer nail coffee stick shelf basket balance keep
+pole upright swing
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """Tokens that only the policy uses."""
+
+    placeholder: int
+    queries: tuple[int, ...]
+
+
+def build_word_tokenizer(bins: int, num_queries: int, max_length: int) -> "tuple[PreTrainedTokenizerBase, SpecialIds]":
+    """Builds the tokenizer. bins: action tokens. num_queries: query tokens of a chunk decoded in parallel."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, EOS, UNKNOWN, SENSED, *[f"<query{number}>" for number in range(num_queries)]]
+    letters = string.ascii_lowercase + string.digits + string.punctuation
+    actions = [f"<action{number}>" for number in range(bins)]
+    pieces = [*actions, *special, *WORDS.split(), *letters, *[f"##{letter}" for letter in letters]]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in actions])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    queries = tuple(vocabulary[f"<query{number}>"] for number in range(num_queries))
+    return made, SpecialIds(vocabulary[SENSED], queries)
+
+
+VLA = f"{TINY}vla"
+VLA_MODULE = "interlace.robots.models.vla"
+REGISTER = {VLA_TYPE: f"{VLA_MODULE}:register_vla", OPENVLA_TYPE: "interlace.robots.models.openvla:register_openvla"}
+"""Import path of the function that registers an architecture with transformers, by model type; imported on first use.
+"""
+
+
+def list_built_names() -> list[str]:
+    """Lists the paths of all models that are built in code."""
+    return [*[f"{TINY}{name}" for name in SHAPES], VLA]
+
+
+def build_model(config: ModelConfig) -> "PreTrainedModel":
+    """Builds the model of a `tiny:` path.
+
+    Raises UserError if the name is unknown, model.robot is missing (vla), or it is set for another model.
+    """
+    if config.path == VLA:
+        build = load_callable("model", f"{VLA_MODULE}:build_tiny_vla")
+        return build(_read_robot(config), config.seed)[0]  # type: ignore[index]
+    _check_no_robot(config)
+    return build_tiny(config.path.removeprefix(TINY), config.seed)[0]
+
+
+def load_built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+    """Builds the tokenizer of a `tiny:` path. Raises the errors of build_model."""
+    if config.path == VLA:
+        from interlace.models.tiny import build_word_tokenizer
+
+        shape = _read_robot(config)
+        return build_word_tokenizer(shape.bins, shape.num_queries, shape.max_positions)[0]
+    _check_no_robot(config)
+    tiny = check_tiny(config.path.removeprefix(TINY))
+    return build_tokenizer(tiny.max_positions, chat=tiny.chat)
+
+
+def is_own_type(found: "PretrainedConfig") -> bool:
+    """Returns True if a configuration has an architecture of this package."""
+    return found.model_type in (VLA_TYPE, OPENVLA_TYPE)
+
+
+def register_own(folder: Path) -> None:
+    """Registers the architecture of a saved model with transformers, if it is one of this package."""
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return  # The next reader of the folder reports the error.
+    named = found.get("model_type") if isinstance(found, dict) else None
+    if named in REGISTER:
+        load_callable("model", REGISTER[named])()
+
+
+def _read_robot(config: ModelConfig) -> RobotShape:
+    if config.robot is None:
+        raise UserError(
+            f"model {VLA} has no sizes of its own: set model.robot, such as {{state_size: 16, action_size: 4}}."
+        )
+    return config.robot
+
+
+def _check_no_robot(config: ModelConfig) -> None:
+    if config.robot is not None:
+        given = config.path
+        raise UserError(f"model.robot gives the sizes of {VLA}, and the model is {given!r}: take one or the other.")

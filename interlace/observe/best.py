@@ -50,7 +50,6 @@ class BestTracker:
         self.step: int | None = None
         """The best step; None before the first value."""
         self.value = -math.inf * config.sign
-        """The best value."""
         self.num_since = 0
         """Measurements since the best step."""
         self.measured: dict[int, float] = {}

@@ -52,7 +52,6 @@ class Waste:
 
     @property
     def sentence(self) -> str:
-        """Returns the sentence for display."""
         share = f"{self.fraction:.1%} of the steps' device time"
         return f"Largest waste: {self.name}, {share}; governed by {self.governed_by}."
 
@@ -73,7 +72,6 @@ class Ledger:
         return self.seconds.get(name, 0.0) / self.total_s if self.total_s > 0 else 0.0
 
     def plus(self, other: "Ledger") -> "Ledger":
-        """Adds both ledgers."""
         return Ledger(seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in BINS})
 
     def largest_waste(self) -> Waste | None:

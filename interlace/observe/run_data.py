@@ -1,15 +1,53 @@
 """Content of a run's folder, read back for reports and comparisons."""
 
+import contextlib
+import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
+from pydantic import ValidationError
+
+from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
-from interlace.observe.jsonl import Row, read_whole_rows
-from interlace.observe.lengths import LengthBias
+from interlace.observe.jsonl import Row, read_whole_rows, write_step
 from interlace.observe.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthBias:
+    """Lengths of trained samples compared with the lengths of all samples that finished generating, in tokens."""
+
+    trained_mean: float
+    generated_mean: float
+    ks_distance: float
+    """Kolmogorov-Smirnov distance: the largest gap between the two cumulative distributions, between 0 and 1."""
+
+    @property
+    def mean_shift(self) -> float:
+        """Returns the difference of the means; negative if the trained samples are shorter."""
+        return self.trained_mean - self.generated_mean
+
+    @classmethod
+    def of(cls, trained: Sequence[int], generated: Sequence[int]) -> "LengthBias | None":
+        """Compares two lists of lengths; returns None if either is empty."""
+        if not trained or not generated:
+            return None
+        return cls(
+            trained_mean=sum(trained) / len(trained),
+            generated_mean=sum(generated) / len(generated),
+            ks_distance=ks_distance(trained, generated),
+        )
+
+
+def ks_distance(first: Sequence[int], second: Sequence[int]) -> float:
+    """Computes the two-sample Kolmogorov-Smirnov statistic. Neither sample may be empty."""
+    one, two = sorted(first), sorted(second)
+    gaps = (abs(bisect_right(one, x) / len(one) - bisect_right(two, x) / len(two)) for x in {*one, *two})
+    return max(gaps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,3 +250,42 @@ def _read_tools(row: Row) -> list[tuple[int, float]]:
         and (turn := _read_integer(call, "turn")) is not None
         and (seconds := _read_number(call, "seconds")) is not None
     ]
+
+
+ANSWERS_FILE = "answers.jsonl"
+
+
+class EvaluationAnswer(Config):
+    """One answer to a held-out prompt."""
+
+    uid: str
+    prompt: str
+    right_answer: str
+    response: str
+    correct: bool
+
+
+AnswerPair: TypeAlias = tuple[EvaluationAnswer, EvaluationAnswer]
+"""Answers to one prompt at an earlier and at a later evaluation."""
+
+
+def pair_answers(before: Sequence[EvaluationAnswer], after: Sequence[EvaluationAnswer]) -> list[AnswerPair]:
+    """Pairs the answers of two evaluations to the same prompts."""
+    later = {answer.uid: answer for answer in after}
+    return [(answer, later[answer.uid]) for answer in before if answer.uid in later]
+
+
+def write_answers(folder: Path, step: int, answers: Sequence[EvaluationAnswer]) -> None:
+    """Appends the answers of the evaluation at a step; a resumed run replaces those of repeated evaluations."""
+    write_step(folder / ANSWERS_FILE, step, {"answers": [answer.model_dump() for answer in answers]})
+
+
+def read_answers(folder: Path) -> dict[int, list[EvaluationAnswer]]:
+    """Reads the answers by step; damaged lines are left out."""
+    path = folder / ANSWERS_FILE
+    found: dict[int, list[EvaluationAnswer]] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError, ValidationError):
+            row = json.loads(line)
+            found[int(row["step"])] = [EvaluationAnswer.model_validate(answer) for answer in row["answers"]]
+    return found

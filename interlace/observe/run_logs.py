@@ -5,8 +5,8 @@ from pathlib import Path
 
 from interlace.observe import jsonl
 from interlace.observe.atomic_file import sync_file, sync_folder, write_atomic
+from interlace.observe.jsonl import step_file
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.transcripts import step_file
 
 
 class RunLogs:

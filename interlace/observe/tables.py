@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.answers import AnswerPair, EvaluationAnswer
 from interlace.observe.goodput import BINS, Ledger
-from interlace.observe.step_line import printable
+from interlace.observe.progress import printable
+from interlace.observe.run_data import AnswerPair, EvaluationAnswer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,9 @@ from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
-from interlace.models.typed_tags import TypedTags, special_tags
+from interlace.models.token_text import TypedTags, special_tags
+from interlace.rewards.base import add_turn_rewards
 from interlace.rewards.config import MODEL, RewardConfig
-from interlace.rewards.results import add_turn_rewards
 from interlace.rewards.shaping import shape_result
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ class ModelScorer:
         self._tags = special_tags(self._tokenizer)
         self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
         self.residence = Residence(self._model.device, {WEIGHTS: self._model._apply})
-        """Place of the weights."""
 
     @property
     def num_bytes(self) -> int:

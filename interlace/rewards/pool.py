@@ -9,8 +9,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
-from interlace.core.causes import Cause
-from interlace.core.recovery import RestartBudget
+from interlace.core.recovery import Cause, RestartBudget
 from interlace.core.types import RewardResult
 from interlace.rewards.base import make_timeout_result, preload_modules
 from interlace.rewards.config import RewardConfig

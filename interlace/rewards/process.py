@@ -19,6 +19,7 @@ from typing import Any
 from interlace.core.types import RewardResult
 from interlace.rewards.base import (
     LoadedReward,
+    describe_error,
     evaluate_batch,
     evaluate_batch_async,
     load_rewards,
@@ -27,7 +28,6 @@ from interlace.rewards.base import (
     preload_modules,
 )
 from interlace.rewards.config import RewardConfig
-from interlace.rewards.results import describe_error
 from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import LoopServer, become_child, receive_frame
 

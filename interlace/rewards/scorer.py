@@ -11,11 +11,18 @@ from dataclasses import dataclass, field
 from interlace.core.errors import UserError
 from interlace.core.messages import to_mapping
 from interlace.core.types import JSON, NO_GROUP, Prompt, RewardResult, Sample, SampleKey
-from interlace.rewards.base import LoadedReward, evaluate_batch, evaluate_batch_async, load_rewards, make_timeout_result
+from interlace.rewards.base import (
+    WRONG_TYPE,
+    LoadedReward,
+    add_turn_rewards,
+    evaluate_batch,
+    evaluate_batch_async,
+    load_rewards,
+    make_timeout_result,
+)
 from interlace.rewards.config import RewardConfig, reward_names
 from interlace.rewards.given import is_given
 from interlace.rewards.pool import ScoringPool
-from interlace.rewards.results import WRONG_TYPE, add_turn_rewards
 from interlace.rewards.shaping import shape_result
 from interlace.rewards.signature import CHAT, MARKS_A_BATCH, ScoreRequest
 from interlace.runtime.local.own_thread import OwnThread

@@ -11,8 +11,7 @@ from interlace.core.errors import UserError
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
 from interlace.rollouts.config import EpisodeConfig
-from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, SlotJob
-from interlace.rollouts.envs.spec import EnvSpec
+from interlace.rollouts.envs.spec import EnvBatch, EnvCounts, EnvSpec, EpisodeHistory, SlotJob
 from interlace.rollouts.role_groups import EnvGroup
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import Rank

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from interlace.robots.envs.load import EnvConfig, simulators_bytes
 from interlace.robots.envs.pool import EnvPool
-from interlace.rollouts.envs.jobs import EnvBatch, JobKind, SlotJob
-from interlace.rollouts.envs.spec import EnvSpec
+from interlace.rollouts.envs.spec import EnvBatch, EnvSpec, JobKind, SlotJob
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 
@@ -35,7 +34,6 @@ class EnvWorker(Worker):
 
     @operation(on_device=False, concurrent=True)
     def forget(self, slot: int) -> None:
-        """Ends the episode of a slot."""
         self._pool.forget(slot)
 
     async def onload(self) -> None:

@@ -14,12 +14,11 @@ from interlace.core.random import stable_hash
 from interlace.core.types import FloatArray, Prompt
 from interlace.robots.datasets.episodes import RecordedEpisode
 from interlace.robots.datasets.load import content_of, open_dataset
+from interlace.robots.envs.base import stack_observations
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.spec import stack_observations
 from interlace.robots.episodes.robot import TASK
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import EnvSpec, Observation
+from interlace.rollouts.envs.spec import EnvSpec, Observation, Start
 
 DEMONSTRATED_FROM = 700_000_000
 """First initial state reserved for demonstrations; it is used neither for training nor for evaluation."""

@@ -11,8 +11,7 @@ from interlace.core.runs import Runs
 from interlace.core.types import JSON, BoolArray, FinishReason, FloatArray, Inputs, IntArray, Prompt, SamplingParams
 from interlace.models.action_tokens import ActionTokens
 from interlace.observe.films import Film
-from interlace.rollouts.envs.episode import EnvEpisode, Simulators
-from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import EnvEpisode, Simulators, Start
 
 FILMED = "filmed"
 """Column of a prompt that requests a video of its episode: true, or the label of the film."""

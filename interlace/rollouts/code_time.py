@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from interlace.runtime.clock import Clock
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import Clock, WaitRegistry
 
 T = TypeVar("T")
 

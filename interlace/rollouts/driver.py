@@ -13,9 +13,8 @@ from interlace.rollouts.engine_jobs import EngineJobs, Job, ResponseReceiver
 from interlace.rollouts.pending_swaps import PendingSwaps
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
-from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.waits import Signal
+from interlace.runtime.waits import Clock, Signal
 from interlace.schedule.concurrency import create_limit
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
@@ -182,7 +181,6 @@ class EngineDriver:
         self._wake()
 
     async def run(self) -> None:
-        """Runs the engine until the task is cancelled."""
         while True:
             while not self._has_work():
                 await self._work.wait(who=self.group.name, what="requests or weights")
@@ -324,7 +322,7 @@ class Evacuation:
 class DeviceHold:
     """Decides when an engine yields its devices: after `min_hold`, if another role requests them.
 
-    The runtime calls it as the driver of the worker group (`interlace.runtime.group_state.Driver`).
+    The runtime calls it as the driver of the worker group (`interlace.runtime.rank.Driver`).
     """
 
     def __init__(

@@ -11,8 +11,8 @@ from interlace.core.types import FinishReason, Response, SampleKey
 from interlace.rollouts.engine_jobs import EngineJobs, Job, ResponseReceiver
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.rollouts.weight_swap import WeightSwap
+from interlace.runtime.group import TypedGroup
 from interlace.runtime.timeline import EngineCall, Span, Timeline, TurnEnd, TurnStart
-from interlace.runtime.typed_group import TypedGroup
 from interlace.schedule.concurrency import ConcurrencyLimit, EngineUse, EpisodeLimit
 
 

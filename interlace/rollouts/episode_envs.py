@@ -9,8 +9,7 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError
 from interlace.core.tasks import cancel_tasks
-from interlace.rollouts.envs.episode import Around, EnvEpisode
-from interlace.rollouts.envs.jobs import SlotAnswer, SlotJob, Start
+from interlace.rollouts.envs.spec import Around, EnvEpisode, SlotAnswer, SlotJob, Start
 from interlace.rollouts.session import EpisodeSession
 
 

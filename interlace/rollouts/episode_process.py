@@ -16,9 +16,9 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
-from interlace.core.causes import Cause
 from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.progress import Draft
+from interlace.core.recovery import Cause
 from interlace.core.types import Inputs, IntArray, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.observe.films import Film
 from interlace.rollouts.base import Episode, Filming, Outcome, ToolUse, Turn
@@ -26,9 +26,8 @@ from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.rollouts.generate import outcome_of, sample_failure
 from interlace.rollouts.session import EpisodeSession, SessionLimits
-from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import LoopServer, become_child, frame_message
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import LoopClock, WaitRegistry
 
 NO_EPISODE = 0xFFFFFFFF
 """Number of the first message of a process, which contains None or the UserError that prevents its start."""

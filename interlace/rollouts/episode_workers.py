@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
-from interlace.core.causes import Cause
 from interlace.core.errors import (
     EpisodeFailedError,
     EpisodeLostError,
@@ -19,7 +18,7 @@ from interlace.core.errors import (
     UserError,
 )
 from interlace.core.messages import Message
-from interlace.core.recovery import RestartBudget
+from interlace.core.recovery import Cause, RestartBudget
 from interlace.core.tasks import cancel_tasks
 from interlace.core.types import EMPTY_INT, Prompt, SamplingParams
 from interlace.observe.films import Film
@@ -44,8 +43,7 @@ from interlace.rollouts.episode_process import (
 from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.process.child import frame_message, take_frames
 from interlace.runtime.process.links import Child
-from interlace.runtime.process.pool import ProcessJob, ProcessPool, list_jobs
-from interlace.runtime.process.starts import Place
+from interlace.runtime.process.pool import Place, ProcessJob, ProcessPool, list_jobs
 
 RETRY_S = 0.1
 """Delay, in seconds, after a process could not be started."""
@@ -100,7 +98,6 @@ class _Processes(ProcessPool[_Job, tuple[_Job, ToEpisode | None]]):
 
     @property
     def num_ready(self) -> int:
-        """Number of processes that have started."""
         return sum(child.is_ready for child in [*self._children])
 
     def _patience_s(self) -> float | None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.role_groups import RolloutGroup
 from interlace.runtime.cluster import Cluster
-from interlace.schedule.roles import ROLES
-from interlace.schedule.tail import Migrate
+from interlace.schedule.placement import ROLES
+from interlace.schedule.schedule import Migrate
 
 
 class Gathering:

@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Real
 from typing import cast
 
-from interlace.core.causes import Cause, SampleFailure, cause_of
 from interlace.core.errors import (
     EnginesBusyError,
     EpisodeFailedError,
@@ -18,6 +17,7 @@ from interlace.core.errors import (
     UserError,
 )
 from interlace.core.payload import PayloadStore, StoredSegments, StoredText
+from interlace.core.recovery import Cause, SampleFailure, cause_of
 from interlace.core.types import (
     NO_GROUP,
     Prompt,
@@ -30,8 +30,8 @@ from interlace.core.types import (
     Segment,
     TerminalEvent,
 )
+from interlace.rewards.base import describe_error, whole
 from interlace.rewards.config import TAKEN
-from interlace.rewards.results import describe_error, whole
 from interlace.rollouts.base import Episode, Outcome
 from interlace.rollouts.engine_jobs import OnDraft
 from interlace.rollouts.episodes.single_turn import SingleTurn
@@ -102,7 +102,6 @@ class GenerateStage:
         return Stream(channel=self._channel).plus(*GENERATED)
 
     def generate(self, samples: Sequence[Sample]) -> None:
-        """Starts the episodes of a wave of admitted samples."""
         self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
             self._pool.submit(self._make_requests(samples), self._take_response)

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
-from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError, WorkerDiedError
-from interlace.core.recovery import RestartBudget
+from interlace.core.recovery import Cause, RestartBudget
 from interlace.observe.notes import Notes
 from interlace.rollouts.dispatcher import Dispatcher
 from interlace.rollouts.driver import EngineDriver, Standing

@@ -12,10 +12,8 @@ from interlace.core.progress import Progress
 from interlace.core.row import RowName
 from interlace.core.transitions import Learned, TransitionBatch
 from interlace.core.types import FloatArray, IntArray, Metrics, Request, Response, RewardResult, Sample, SampleKey
-from interlace.rollouts.envs.jobs import EnvBatch, SlotJob
-from interlace.rollouts.envs.spec import EnvSpec
-from interlace.runtime.handle import Handle
-from interlace.runtime.typed_group import TypedGroup
+from interlace.rollouts.envs.spec import EnvBatch, EnvSpec, SlotJob
+from interlace.runtime.group import Handle, TypedGroup
 from interlace.weights.ref import Place, Route, UpdateMode, WeightPart, WeightRef
 
 if TYPE_CHECKING:

@@ -23,12 +23,10 @@ from interlace.rollouts.code_time import CodeTime
 from interlace.rollouts.config import EpisodeConfig
 from interlace.rollouts.context_encoder import ContextEncoder, read_messages
 from interlace.rollouts.engine_jobs import OnDraft
-from interlace.rollouts.envs.episode import EnvEpisode, Simulators
-from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import EnvEpisode, Simulators, Start
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.turn_record import TurnRecord
-from interlace.runtime.clock import Clock
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import Clock, WaitRegistry
 
 T = TypeVar("T")
 

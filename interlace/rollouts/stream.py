@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from interlace.core.causes import SampleFailure
+from interlace.core.recovery import SampleFailure
 from interlace.core.types import Sample, SampleKey
 from interlace.runtime.channel import Channel, Cursor, ReaderCalls
 

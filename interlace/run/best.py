@@ -6,8 +6,7 @@ from pathlib import Path
 
 from interlace.core.errors import UserError, nearest
 from interlace.observe.best import EVALUATION, BestConfig, read_best
-from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.manifest import read_identity
+from interlace.observe.checkpoints import Checkpoints, read_identity
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity, check_identity, read_run_id

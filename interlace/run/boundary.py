@@ -13,19 +13,16 @@ from interlace.flows.steps import Ended, StepResult
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import read_whole_rows
 from interlace.observe.loggers import MetricsLoggers
-from interlace.observe.progress import ProgressView
+from interlace.observe.progress import ProgressView, estimate_time_left
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.step_line import estimate_time_left
 from interlace.observe.stop import StopSignal
 from interlace.run.best import BestKeeper
 from interlace.run.callbacks import Callbacks
 from interlace.run.evaluation import Evaluation
 from interlace.run.failed_updates import FailedUpdates
-from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.recipe.config import Recipe
-from interlace.run.resume import RunStart
-from interlace.run.saving import Saver
+from interlace.run.saving import MemoryCheckpoints, RunStart, Saver
 from interlace.run.state import RunState
 from interlace.run.step_trace import StepTrace
 from interlace.runtime.cluster import Cluster
@@ -76,7 +73,6 @@ class TrainJob:
     planner: ScheduleChanger | None
     start: RunStart
     memory: MemoryCheckpoints
-    """Checkpoints in shared memory."""
     on_cluster: Callable[[Cluster], None]
     """Called with the cluster of each process of the run, before its workers start."""
     callbacks: Callbacks = field(default_factory=Callbacks)

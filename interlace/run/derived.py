@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from interlace.observe.step_line import short
+from interlace.observe.progress import short
 from interlace.observe.tables import DerivedNumber
 from interlace.run.recipe.config import Recipe, is_offline
 

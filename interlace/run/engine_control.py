@@ -28,7 +28,6 @@ RESOLVE_EVERY = 10
 FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
 """Seconds from the failed start of a listed server to the next attempt: initial and maximum."""
 STATE = "state.json"
-"""File that lists the engines."""
 MEMBERS = "members.json"
 """File with the engines that the last command left, which also a later process of the run starts."""
 Launch: TypeAlias = Callable[[int, str | None], Awaitable[RolloutGroup]]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.jsonl import read_transcripts
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.observe.transcripts import read_transcripts
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.check_settings import check_placement

@@ -1,13 +1,103 @@
-"""Result of an evaluation: held-out accuracy and example answers."""
+"""Result of an evaluation: held-out accuracy with intervals over prompts, and example answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from interlace.core.config import Config
+from interlace.core.random import stable_hash
 from interlace.core.types import Metrics
-from interlace.observe.answers import EvaluationAnswer
-from interlace.run.estimates import Estimate
+from interlace.observe.run_data import EvaluationAnswer
+
+LEVEL = 0.95
+"""Coverage of the intervals."""
+QUANTILE = 1.959964
+"""Quantile of the standard normal distribution for this coverage."""
+GREEDY = "greedy"
+
+
+class Estimate(Config):
+    """A mean over prompts."""
+
+    value: float
+    low: float | None = None
+    """Lower end of the 95 % interval; None for a single prompt, and without resampling."""
+    high: float | None = None
+    """Upper end of the interval."""
+    num_prompts: int = Field(ge=1)
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None or self.high is None else f" ({self.low:.3f} - {self.high:.3f})"
+        return f"{self.value:.3f}{interval}"
+
+
+def pass_at_k(num_samples: int, num_right: NDArray[np.int_], k: int) -> NDArray[np.float64]:
+    """Estimates for each prompt the probability that one of k samples is right, without bias: [prompts].
+
+    For c right samples of n it is 1 - C(n - c, k) / C(n, k), computed as a product (Chen et al., arXiv 2107.03374).
+    num_right: [prompts]. k is at most num_samples.
+    """
+    wrong = num_samples - num_right
+    drawn = np.arange(k)
+    missed = np.clip((wrong[:, None] - drawn) / (num_samples - drawn), 0.0, None)
+    return 1.0 - missed.prod(axis=1)
+
+
+def bootstrap_interval(values: NDArray[np.float64], resamples: int, *key: int | str) -> tuple[float, float]:
+    """Returns the percentile interval of the mean, by drawing prompts with replacement (Efron 1979).
+
+    values: [prompts]. resamples: number of draws of all prompts. key: key of the random numbers.
+    """
+    random = np.random.default_rng(stable_hash("bootstrap", *key))
+    size = len(values)
+    means = [float(values[random.integers(0, size, size)].mean()) for _ in range(resamples)]
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def wilson_interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the score interval of a share (Wilson 1927). It has a width even if all or none are right.
+
+    values: [prompts] of 0 and 1.
+    """
+    size, share = len(values), float(values.mean())
+    spread = QUANTILE**2 / size
+    centre = (share + spread / 2) / (1 + spread)
+    half = QUANTILE / (1 + spread) * float(np.sqrt(share * (1 - share) / size + spread / (4 * size)))
+    # The ends of shares of 0 and 1 are the shares themselves, but for rounding.
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+
+def _interval(values: NDArray[np.float64], resamples: int, seed: int) -> tuple[float, float]:
+    """Returns Wilson's interval of values that are 0 or 1, else the bootstrap interval."""
+    is_share = bool(np.isin(values, (0.0, 1.0)).all())
+    return wilson_interval(values) if is_share else bootstrap_interval(values, resamples, seed)
+
+
+def estimate(
+    greedy: Sequence[bool], sampled: Sequence[Sequence[bool]], pass_at: Sequence[int], resamples: int, seed: int
+) -> Mapping[str, Estimate]:
+    """Returns the estimates of one set of prompts: `greedy`, and with samples `average@n` and `pass@k` of each k.
+
+    greedy: whether the greedy answer to each prompt is right. sampled: the same of n samples for each prompt; empty
+    without samples. resamples: of each bootstrap interval; 0 gives no interval. Values of 0 and 1 have Wilson's
+    interval. All bootstrap intervals draw the same prompts.
+    """
+    values = {GREEDY: np.asarray(greedy, np.float64)}
+    if sampled:
+        right = np.asarray(sampled, np.bool_)
+        num_samples = right.shape[1]
+        values[f"average@{num_samples}"] = right.mean(axis=1)
+        for k in pass_at:
+            values[f"pass@{k}"] = pass_at_k(num_samples, right.sum(axis=1), k)
+    found = {}
+    for name, each in values.items():
+        has_interval = resamples > 0 and len(each) > 1
+        low, high = _interval(each, resamples, seed) if has_interval else (None, None)
+        found[name] = Estimate(value=float(each.mean()), low=low, high=high, num_prompts=len(each))
+    return found
 
 
 class Evaluation(Config):

@@ -1,20 +1,26 @@
 """Evaluates the policy: the rollout engines answer held-out prompts, greedily and by sampling."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from interlace.core.types import NO_GROUP, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.data.config import OWN_SET
-from interlace.observe.answers import EvaluationAnswer
-from interlace.observe.step_line import brief
+from interlace.data.stream import PromptStream
+from interlace.observe.progress import ProgressView, brief
+from interlace.observe.run_data import EvaluationAnswer
 from interlace.robots.episodes.robot import INIT_STATE, SUCCESS, TASK
 from interlace.rollouts.base import FILMED
 from interlace.rollouts.turns import make_answered_sample
-from interlace.run.estimates import Estimate, estimate
-from interlace.run.evaluation import Evaluation
+from interlace.run.clusters.base import run_on
+from interlace.run.evaluation import Estimate, Evaluation, estimate
 from interlace.run.films import choose_films
-from interlace.run.host import Hosted
+from interlace.run.host import Hosted, host
+from interlace.run.launch import ModelSources, launch_roles
+from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.prompts import recipe_prompts
+from interlace.runtime.cluster import Cluster
 
 RIGHT_FROM = 0.5
 """Threshold of success, or of reward if an episode reports no success, above which an episode counts as correct."""
@@ -182,3 +188,27 @@ def _name_episode(prompt: Prompt, kind: str, film: bool | str) -> Prompt:
     """Returns the prompt of an evaluation's episode. film: True or a label for a filmed episode."""
     metadata = {**prompt.metadata, FILMED: film} if film else prompt.metadata
     return replace(prompt, uid=f"evaluation/{kind}/{prompt.uid}", metadata=metadata)
+
+
+def evaluate_model(recipe: Recipe, progress: ProgressView) -> Evaluation:
+    """Evaluates the recipe's model, without its warm-up, on held-out prompts. The recipe must have been checked."""
+
+    async def evaluate(cluster: Cluster) -> Evaluation:
+        return await _evaluate_on(cluster, recipe, progress)
+
+    return asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, evaluate))
+
+
+async def _evaluate_on(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
+    prompts = recipe_prompts(recipe)
+    longest = len(prompts.longest.token_ids)
+    sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model, longest_prompt=longest)
+    groups = await launch_roles(cluster, sources)
+    hosted = await host(cluster, recipe, groups, PromptStream(prompts.train, recipe.seed))
+    await hosted.run.start()
+    progress.stage("evaluation", 0, 1)
+    evaluation = await Evaluator(hosted, prompts.first_of_each_set(recipe.evaluation.num_prompts)).evaluate()
+    progress.stage("evaluation", 1, 1)
+    if evaluation.warning:
+        progress.say(f"evaluation: {evaluation.warning}")
+    return evaluation

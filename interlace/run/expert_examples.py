@@ -9,12 +9,14 @@ from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
 from interlace.models.action_tokens import ActionTokens
+from interlace.models.inputs import STATE
+from interlace.robots.envs.fleet import read_spec
 from interlace.robots.episodes.robot import RobotConfig, RobotEpisode, policy_actions
 from interlace.robots.experts import Demonstrated, ExpertConfig, demonstrate, first_of_each_instruction
+from interlace.rollouts.envs.spec import Observation
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import with_instructions
-from interlace.run.recorded_arrays import check_recorded_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,6 @@ class ExpertExamples:
     seed: int
 
     def batch(self, step: int) -> Sequence[Sample]:
-        """Returns the examples of a step."""
         draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
         places = draw.integers(len(self.shown), size=self.batch_size)
         return [self._make_sample(self.shown[place], draw) for place in places]
@@ -74,3 +75,28 @@ async def make_expert_examples(
         setting = f"{section}.dataset={experts.dataset}"
         check_recorded_arrays(setting, first.observation, first.actions.shape[1], episode, actions)
     return ExpertExamples(shown, RobotEpisode(episode), actions, batch_size, recipe.seed)
+
+
+def check_recorded_arrays(
+    setting: str, observation: Observation, action_size: int, config: RobotConfig, actions: ActionTokens
+) -> None:
+    """Raises UserError if a data set lacks an array that the policy reads, or has arrays or actions of other sizes.
+
+    setting: key and value of the data set. observation: one recorded observation. action_size: numbers of a recorded
+    action.
+    """
+    reads = actions.reads
+    if action_size != actions.simulator_size or any(name not in observation for name in reads.shapes):
+        raise UserError(
+            f"{setting} has actions of {action_size} numbers and the arrays {sorted(observation)}; the policy needs "
+            f"{actions.simulator_size} numbers and the arrays {sorted(reads.shapes)}. Name a data set of the same "
+            "robot."
+        )
+    given = read_spec(config.env).observation
+    for name in reads.shapes:
+        found, wanted = observation[name].shape, given[name].shape
+        if found != wanted and (name == STATE or not reads.takes(name, found)):
+            raise UserError(
+                f"{setting} has the array {name!r} of shape {list(found)}, and the simulators of the recipe give "
+                f"{list(wanted)}. Name a data set of the same robot."
+            )

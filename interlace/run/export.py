@@ -87,8 +87,6 @@ def export_run(run: RunFolder, recipe: Recipe, options: ExportOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """One export of a checkpoint."""
-
     run: RunFolder
     recipe: Recipe
     checkpoint: Path

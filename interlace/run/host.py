@@ -33,8 +33,7 @@ from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.lengths import LengthPredictor
-from interlace.stages.factory import LoopSizes, StageFactory
-from interlace.stages.live import LiveSchedule
+from interlace.stages.factory import LiveSchedule, LoopSizes, StageFactory
 
 PROBE_TOKENS = 24
 """Tokens of the text that checks a server's weights."""

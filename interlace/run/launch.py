@@ -41,11 +41,8 @@ from interlace.run.recipe.layout import (
 from interlace.run.recipe.memory import RunMemory, count_copied_bytes, forecast_run, reserved_bytes, working_bytes
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.revival import RevivalRule
-from interlace.runtime.worker import Worker, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
-from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES, Role, place_in_flow
+from interlace.runtime.worker import RevivalRule, Worker, WorkerContext, WorkerSpec
+from interlace.schedule.placement import ROLES, Device, Role, place_in_flow
 from interlace.workers.reward import RewardModelWorker, RewardWorker, SampleScorer, ScorerBySource
 
 if TYPE_CHECKING:

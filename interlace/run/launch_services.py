@@ -26,7 +26,7 @@ from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.memory import forecast_run
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
-from interlace.schedule.roles import role_named
+from interlace.schedule.placement import role_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,10 +14,9 @@ from interlace.core.errors import UserError
 from interlace.data.config import SOURCES
 from interlace.rewards.base import RewardFn
 from interlace.rewards.given import is_given, loaded_name
-from interlace.run.program_data import TaskWriter
+from interlace.run.program_data import ColumnMap, TaskWriter, read_columns
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
-from interlace.run.program_rows import ColumnMap, read_columns
 from interlace.run.recipe.config import SHORT, Recipe, is_offline
 from interlace.run.recipe.load import adapt_to_rows, load_recipe, merge_sections
 

@@ -14,13 +14,12 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from interlace.core.errors import UserError
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import KVNeeds, NativeConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services.dialects import dialect_named
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity
+from interlace.engines.rollout.services.protocol import Address, Delta, EngineClient, ServiceCapacity
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.models.size import context_length
@@ -71,7 +70,6 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         self.max_length: int = context
 
     def close(self) -> None:
-        """Closes the client."""
         self._loop.run(self._client.close())
         self._loop.close()
 

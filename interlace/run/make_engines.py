@@ -11,13 +11,14 @@ from interlace.core.training import LossFn
 from interlace.engines.rollout.config import KVNeeds
 from interlace.engines.rollout.kinds import EngineSite, create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
-from interlace.engines.train.place import join_ranks, torch_device, torch_name
+from interlace.engines.train.place import join_ranks, torch_device, torch_name, useful_threads
 from interlace.models.config import ModelConfig
+from interlace.models.loading import count_ids, load_model, load_tokenizer, portable_name
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.config import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads, threads_of
-from interlace.run.recipe.teacher_prompts import prompt_reader, text_reader, writes_space
+from interlace.run.recipe.prompts import prompt_reader, text_reader, writes_space
 from interlace.runtime.worker import WorkerContext
 
 if TYPE_CHECKING:
@@ -107,7 +108,6 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
     """Makes the engine that trains a recipe's policy with its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
     from interlace.engines.train.transition_engine import TransitionEngine
-    from interlace.models.loading import portable_name
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
     ranks = join_ranks(context, recipe.actor)
@@ -154,7 +154,6 @@ def make_trained_reward_model(
     """
     from interlace.engines.train import Adapter, RewardModelEngine, new_reward_model
     from interlace.engines.train.reward_model import HEAD
-    from interlace.models.loading import portable_name
 
     recipe, lora = source.recipe, source.recipe.actor.lora
     loaded = load_source(source, context, trained=lora is None)
@@ -249,7 +248,6 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
 
 def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConfig, device: str) -> "LogprobEngine":
     from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
-    from interlace.models.loading import load_tokenizer
 
     variables = source.recipe.renderer.chat_template_kwargs
     tokenizers = Tokenizers(
@@ -284,8 +282,6 @@ def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, cont
 
 def count_drawn_ids(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """Returns the number of ids that the recipe's engines may sample; None for all outputs of the model."""
-    from interlace.models.loading import count_ids
-
     return count_ids(tokenizer) if create_kind(recipe.rollout).draws_known_ids else None
 
 
@@ -309,9 +305,6 @@ def load_source(
 ) -> "LoadedModel":
     """Loads a model; if trained, in float32, which keeps updates of small learning rates. ranks: load it together."""
     import torch
-
-    from interlace.engines.train.place import useful_threads
-    from interlace.models.loading import load_model
 
     # torch counts threads for each calling thread, and this thread is the worker's: larger pools would share cores.
     threads = num_threads(source.recipe, len(context.devices))

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from interlace.core.heap import frozen_heap
+from interlace.core.host_memory import frozen_heap
 from interlace.core.types import Metrics, Prompt, Sample
-from interlace.data.load_sampler import create_sampler
+from interlace.data.mixture import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.flows.offline import offline_training
 from interlace.flows.offline_run import OfflineRows, OfflineRun

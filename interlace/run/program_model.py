@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from interlace.core.errors import UserError
-from interlace.observe.program_files import DATA_FOLDER
+from interlace.observe.run_identity import DATA_FOLDER
 from interlace.run.warmup_inputs import describe_content
 
 if TYPE_CHECKING:

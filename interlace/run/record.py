@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.errors import UserError
+from interlace.robots.datasets.layout import check_size
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
 from interlace.robots.datasets.replace import is_recorded
-from interlace.robots.datasets.video import check_size
 from interlace.robots.envs.fleet import read_spec
 from interlace.robots.envs.load import check_memory
 from interlace.robots.episodes.robot import RobotConfig

@@ -21,11 +21,10 @@ from interlace.robots.replay.learning import Learning
 from interlace.robots.replay.off_policy import OffPolicy, Priorities
 from interlace.robots.world_model.flow import WorldLearning, WorldModelGroup
 from interlace.rollouts.envs.spec import Observation
-from interlace.run.expert_examples import ExpertExamples, make_expert_examples
+from interlace.run.expert_examples import ExpertExamples, check_recorded_arrays, make_expert_examples
 from interlace.run.host import policy_actions_of
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import recipe_prompts, with_instructions
-from interlace.run.recorded_arrays import check_recorded_arrays
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 from interlace.runtime.cluster import Cluster
 

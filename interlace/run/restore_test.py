@@ -8,8 +8,7 @@ from interlace.core.errors import UserError
 from interlace.engines.train.checkpoint import OPTIMIZER_FOLDER
 from interlace.models.classifier import holds_classifier, load_classifier
 from interlace.models.loading import load_model
-from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.manifest import find_damage
+from interlace.observe.checkpoints import Checkpoints, find_damage
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.config import Recipe
 from interlace.run.state import RunState

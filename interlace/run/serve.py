@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlace.agents.server.app import SessionServer, serving
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError
 from interlace.core.errors import ContextFullError, UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout.config import NativeConfig, ServedConfig
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.protocol import RolloutEngine
-from interlace.models.loading import load_tokenizer
+from interlace.models.inputs import input_embedding
+from interlace.models.loading import empty_model, load_tokenizer
 from interlace.models.token_text import TokenBytes, drop_added_end
 from interlace.rollouts.base import Session
 from interlace.rollouts.engine_jobs import OnDraft
@@ -61,9 +62,6 @@ class SharedEngine:
 
     def is_possible(self, cluster: Cluster) -> bool:
         """Returns whether the server has exactly one native engine, in this process, of a model that reads tokens."""
-        from interlace.models.inputs import input_embedding
-        from interlace.models.loading import empty_model
-
         rollout = self._recipe.rollout
         is_native = isinstance(rollout, NativeConfig) and rollout.tensor_parallel_size == 1
         is_one = isinstance(cluster, LocalCluster) and len(cluster.place("rollout")) == 1

@@ -11,8 +11,7 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.types import IntArray, Request, Response
-from interlace.data.formatting import render, to_prompts
-from interlace.data.rows import Row
+from interlace.data.formatting import Row, render, to_prompts
 from interlace.engines.rollout.config import NativeConfig
 from interlace.models.action_tokens import ActionTokens
 from interlace.models.loading import load_tokenizer

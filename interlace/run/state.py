@@ -7,7 +7,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.data.stream import PromptStream, StreamState
 from interlace.run.evaluation import Evaluation
-from interlace.stages.group_rows import GroupInFlight
+from interlace.stages.admission import GroupInFlight
 
 STATE_FILE = "state.json"
 

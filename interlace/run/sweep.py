@@ -16,11 +16,10 @@ from interlace.core.errors import InterlaceError, UserError, first_line, nearest
 from interlace.core.types import JSON
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.best import BestConfig
-from interlace.observe.progress import ProgressView
+from interlace.observe.progress import ProgressView, brief
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, folder_name
-from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.run.outcome import FINAL_SHARE
 from interlace.run.recipe.check_settings import check_settings
@@ -85,7 +84,6 @@ class SweepResult:
 
     @property
     def metric(self) -> str:
-        """Returns the name of the metric that orders the runs."""
         return self.order.metric
 
     def over_seeds(self) -> list[tuple[Mapping[str, str], float, float, int]]:

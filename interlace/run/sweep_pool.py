@@ -17,6 +17,7 @@ from interlace.observe.progress import ProgressView
 from interlace.observe.stop import StopSignal
 from interlace.run.recipe.config import Recipe
 from interlace.run.sweep_run import RunEnd, prepare_run
+from interlace.runtime.machine import Machine, find_slots
 
 POLL_S = 0.2
 """Seconds between two looks at the processes."""
@@ -62,7 +63,6 @@ def divide_devices(parallel: int, recipes: Sequence[Recipe]) -> list[Share]:
     if not local:
         return [Share() for _ in range(parallel)]
     from interlace.run.clusters.local import this_machine
-    from interlace.runtime.machine import Machine, find_slots
 
     machine = this_machine()
     num_cores, num_gpus = machine.num_cores // parallel, len(machine.gpu_bytes) // parallel

@@ -1,4 +1,4 @@
-"""One training run of a recipe: cluster, workers and flow, from their opening to the end or a stop."""
+"""One training run of a recipe: cluster, workers and flow, from their opening to the end, a stop or a restart."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from interlace.core.errors import RemoteError
-from interlace.core.heap import frozen_heap
-from interlace.data.load_sampler import create_sampler
+from interlace.core.errors import InterlaceError, PayloadLostError, RemoteError, WorkerDiedError, first_line
+from interlace.core.host_memory import frozen_heap
+from interlace.core.recovery import RecoveryConfig, RestartBudget, is_infrastructure_error
+from interlace.data.mixture import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
 from interlace.engines.rollout.services.adoption import end_unused_servers
@@ -35,15 +36,12 @@ from interlace.run.engine_control import EngineControl
 from interlace.run.evaluator import Evaluator
 from interlace.run.host import Hosted, host
 from interlace.run.launch_services import fix_addresses, launch_joiner
-from interlace.run.memory_checkpoints import MemoryCheckpoints
 from interlace.run.offline import OfflineSession
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import make_demonstrations, open_learning, read_world_models
-from interlace.run.restarts import LOSSES, RunRestarts, describe_loss
-from interlace.run.resume import RunStart, find_resumed_start, identify_run
 from interlace.run.robot_spaces import store_spaces
-from interlace.run.saving import Saver
+from interlace.run.saving import MemoryCheckpoints, RunStart, Saver, find_resumed_start, identify_run
 from interlace.run.session import RunProcess, TrainReport
 from interlace.run.step_boundary import StepBoundary
 from interlace.run.step_trace import StepTrace
@@ -239,3 +237,51 @@ class _PolicySession(RunProcess):
         for note in dict.fromkeys(note for episode in episodes for note in create_kind(episode).notes()):
             self._progress.say(note)
         await self._say_layouts(groups)
+
+
+ROLE = "trainer"
+"""Key of recovery.restarts_per_hour for restarts of the whole run."""
+
+LOSSES = (WorkerDiedError, PayloadLostError)
+"""Errors after which a run can start again, in addition to some of RemoteError."""
+
+
+def describe_loss(error: InterlaceError) -> str:
+    """Returns one line on an error after which a run starts again."""
+    if isinstance(error, RemoteError):
+        return f"{first_line(error)} {error.remote_traceback.strip().splitlines()[-1]}."
+    return first_line(error)
+
+
+class RunRestarts:
+    """Decides whether a run starts again, in the same command, from its newest checkpoint."""
+
+    def __init__(self, config: RecoveryConfig, now_s: Callable[[], float] = time.monotonic) -> None:
+        """now_s: clock of the budget."""
+        per_hour = config.restarts_per_hour.get(ROLE)
+        self._is_on, self._budget, self._now_s = per_hour != 0, RestartBudget(ROLE, per_hour), now_s
+        self._most_in_a_row, self._in_a_row = config.restarts_in_a_row, 0
+        self._furthest_step = -1
+
+    def allow(self, error: InterlaceError, done_steps: int) -> bool:
+        """Counts a loss after `done_steps` steps. Returns whether the run starts again.
+
+        A loss is the death or the hang of a process, an operation that failed by a connection, a device or a disk, or
+        the content of a sample.
+        If a limit is reached, adds its sentence to the error.
+        """
+        if not self._is_on or not (isinstance(error, LOSSES) or is_infrastructure_error(error)):
+            return False
+        self._in_a_row = 0 if done_steps > self._furthest_step else self._in_a_row
+        self._furthest_step = max(self._furthest_step, done_steps)
+        self._in_a_row += 1
+        reason = self._budget.spend(self._now_s())
+        if self._in_a_row > self._most_in_a_row:
+            reason = (
+                f"the run was started again {self._most_in_a_row} times without a new step "
+                "(recovery.restarts_in_a_row), so another start would end in the same way"
+            )
+        if reason:
+            error.add_note(f"It was not started again: {reason}.")
+            return False
+        return True

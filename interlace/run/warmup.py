@@ -15,7 +15,7 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.warmup import ExampleSource, HabitCheck, run_supervised_warmup
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
-from interlace.observe.manifest import write_manifest
+from interlace.observe.checkpoints import write_manifest
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.run.expert_examples import make_expert_examples

@@ -20,22 +20,18 @@ from interlace.core.errors import (
 from interlace.core.processes import kill_if_stopped
 from interlace.core.recovery import RestartBudget
 from interlace.observe.notes import Notes
-from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
-from interlace.runtime.group import WorkerGroup
+from interlace.runtime.group import TypedGroup, WorkerGroup
 from interlace.runtime.process.mail import Directory
+from interlace.runtime.process.pool import LOOK_S, Place
 from interlace.runtime.process.rank import ProcessRank
-from interlace.runtime.process.starts import LOOK_S, Place
 from interlace.runtime.rank import Rank
 from interlace.runtime.result_order import ResultOrder
-from interlace.runtime.revival import Revival
 from interlace.runtime.run_tasks import RunTasks
 from interlace.runtime.timeline import Span, Timeline
-from interlace.runtime.typed_group import TypedGroup
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import Clock, LoopClock, WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
-from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Rendezvous, Revival, Worker, WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
 

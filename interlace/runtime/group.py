@@ -1,18 +1,90 @@
-"""A group of ranks of one worker on their devices, called as one."""
+"""A group of ranks of one worker on their devices, called as one, and the protocols that its callers see."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
 from interlace.core.errors import InterlaceError, nearest
-from interlace.runtime.group_state import SWITCH, GroupState
-from interlace.runtime.handle import Handle
-from interlace.runtime.rank import GroupCall, Rank, Services
-from interlace.runtime.rank_set import RankSet
+from interlace.runtime.rank import SWITCH, GroupCall, GroupState, Rank, RankSet, Services
 from interlace.runtime.timeline import Span
-from interlace.runtime.worker import Operation, Worker, operation_of
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Operation, Worker, WorkerSpec, operation_of
+from interlace.schedule.placement import Device
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """Awaitable result of an operation on all ranks.
+
+    Awaiting re-raises a rank's exception as RemoteError, with group, rank, method and remote traceback.
+    """
+
+    def __init__(self, task: "asyncio.Task[T]", spans: list[Span]) -> None:
+        """task: named after the operation. spans: filled as the ranks begin."""
+        self.task, self.spans = task, spans
+
+    def __await__(self) -> Generator[object, None, T]:
+        return self.task.__await__()
+
+    async def wait(self, timeout_s: float) -> T:
+        """Returns the result. Raises InterlaceError after `timeout_s`; the operation itself continues."""
+        done, _ = await asyncio.wait({self.task}, timeout=timeout_s)
+        if not done:
+            raise InterlaceError(
+                f"{self.task.get_name()} is not done after {timeout_s} s; it continues and can be awaited again."
+            )
+        return self.task.result()
+
+
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
+
+
+class TypedGroup(Protocol):
+    """Interface of a worker group, without its operations. A function names an operation: `ActorGroup.accumulate`.
+
+    Its arguments are positional.
+    """
+
+    name: str
+    """`role` or `role/instance`."""
+    devices: tuple[Device, ...]
+    device_indices: tuple[int, ...]
+    """Indices of its devices within the cluster."""
+    state: GroupState
+    """The state of the workers on the devices."""
+    rank_set: RankSet
+    """The ranks, and their replacement after a death."""
+
+    @property
+    def can_revive(self) -> bool:
+        """True if revive() may replace the ranks after the death of one."""
+
+    async def revive(self) -> None:
+        """Starts the ranks again, with the state of their start, if one has died. Else does nothing."""
+
+    def with_cause(self, cause: str) -> Self:
+        """Returns the group's operations, and nothing else of it, with a cause that replaces the cause of the hold."""
+
+    def call(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> Handle[R]:
+        """Calls the operation with this function's name."""
+
+    async def inline(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts, cause: str = "") -> tuple[R, Span]:
+        """Awaits the operation in the caller's task. Returns its result, and the span of rank 0.
+
+        cause: replaces the cause of the surrounding hold, if given.
+        """
+
+    async def ask(self, operation: Callable[[Self], Handle[R]]) -> R:
+        """Returns rank 0's answer to a question about its state. Records no span and no progress."""
+
+    def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:
+        """Runs a concurrent operation alongside running operations, and waits for nothing."""
+
+    def hold(self, cause: str = "") -> AbstractAsyncContextManager[None]:
+        """Holds the group's devices over several calls of this task, with the state loaded."""
+
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 

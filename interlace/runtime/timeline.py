@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from interlace.core.row import SampleLabel
-from interlace.runtime.clock import Clock
+from interlace.runtime.waits import Clock
 from interlace.runtime.worker import Bin
 
 
@@ -215,7 +215,6 @@ class Timeline:
         return list(self._running)
 
     def begin(self, span: Span) -> None:
-        """Registers an operation that was called."""
         self._running[span] = None
 
     def end(self, span: Span, start_s: float, end_s: float) -> None:

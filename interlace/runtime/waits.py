@@ -3,9 +3,32 @@
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from interlace.runtime.clock import Clock
+
+class Clock(Protocol):
+    """Source of time in seconds since an arbitrary start. Only differences are meaningful."""
+
+    def now(self) -> float:
+        """Returns seconds. Safe to call from any thread."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class LoopClock:
+    """The running event loop's clock: real on asyncio's own loop, virtual on runtime/sim's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._start = loop.time()
+
+    def now(self) -> float:
+        """Returns seconds since this clock was made."""
+        return self._loop.time() - self._start
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
 
 T = TypeVar("T")
 

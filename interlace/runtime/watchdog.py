@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from interlace.core.errors import HangError, NoProgressError
-from interlace.runtime.clock import Clock
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import Clock, WaitRegistry
 
 
 class Watchdog:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from interlace.core.errors import UserError
-from interlace.schedule.roles import ROLES, list_staged_roles
-from interlace.schedule.schedule import Schedule
-from interlace.schedule.tail import NoTail, Oversample, TailBatching
+from interlace.schedule.placement import ROLES, list_staged_roles
+from interlace.schedule.schedule import NoTail, Oversample, Schedule, TailBatching
 
 _SPLIT = {role.name: "0-50%" if role.name == "rollout" else "50-100%" for role in ROLES if role.is_common}
 _PLAIN: Mapping[str, object] = {

@@ -45,7 +45,6 @@ class MeanLength:
         self.tokens, self._count = first_guess, 0
 
     def observe(self, num_tokens: int) -> None:
-        """Adds a response that ended."""
         self._count = min(self._count + 1, MEAN_OF)
         self.tokens += (num_tokens - self.tokens) / self._count
 

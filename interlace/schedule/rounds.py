@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from interlace.core.prompts import PromptSource
 from interlace.core.types import Prompt
-from interlace.schedule.tail import Oversample, TailBatching
+from interlace.schedule.schedule import Oversample, TailBatching
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

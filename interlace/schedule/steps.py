@@ -13,8 +13,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from interlace.schedule.gate import Gate
-from interlace.schedule.staleness import Batcher, Ticket
+from interlace.schedule.staleness import Batcher, Gate, Ticket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from interlace.core.causes import LOST_CONTENT, SampleFailure
 from interlace.core.errors import PayloadLostError, RemoteError
 from interlace.core.payload import is_lost
+from interlace.core.recovery import LOST_CONTENT, SampleFailure
 from interlace.core.types import Sample, TerminalEvent
 from interlace.rollouts.stream import Columns, OnFailed, Stream
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.handle import Handle
-from interlace.runtime.typed_group import TypedGroup
+from interlace.runtime.group import Handle, TypedGroup
 
 G = TypeVar("G", bound=TypedGroup)
 R = TypeVar("R")

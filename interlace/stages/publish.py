@@ -6,8 +6,8 @@ from interlace.core.types import NO_GROUP, Prompt, Sample, SampleKey, Segment
 from interlace.rollouts.pool import EnginePool
 from interlace.rollouts.role_groups import ActorGroup
 from interlace.runtime.timeline import Timeline
-from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.staleness import Gate
 from interlace.weights.ref import WeightProbe, WeightRef
 
 

@@ -5,9 +5,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from interlace.core.causes import LOST_CONTENT, Cause, SampleFailure
 from interlace.core.errors import InterlaceError
-from interlace.core.recovery import Breaker, RecoveryConfig
+from interlace.core.recovery import LOST_CONTENT, Breaker, Cause, RecoveryConfig, SampleFailure
 from interlace.core.types import Metrics, Sample, SampleKey
 from interlace.observe.notes import Notes
 from interlace.rollouts.stream import ADMITTED

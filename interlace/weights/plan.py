@@ -119,7 +119,6 @@ class TransferPlan:
                 yield Move(shard.name, writer, reader, box, prod(box.size) * ITEM_BYTES[shard.dtype])
 
     def moves(self) -> Iterator[Move]:
-        """Yields all moves."""
         for reader in range(len(self.to_reader)):
             yield from self.moves_to(reader)
 

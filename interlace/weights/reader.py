@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Piece, codec_named
 from interlace.weights.content import content_hash
-from interlace.weights.mirror import Mirror
 from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
 from interlace.weights.ref import WeightPart, WeightRef
 from interlace.weights.shards import ShapedTensors
 from interlace.weights.transports.base import Lease, Receiver, transport_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ReadWeights(ShapedTensors):
@@ -31,8 +34,6 @@ class ReadWeights(ShapedTensors):
         """True if the tensors are never written to again, so that an engine may serve from them."""
 
     def __getitem__(self, name: str) -> Tensor:
-        import torch
-
         shard, pieces = self._needs[name], self._fetched[name]
         if len(pieces) == 1 and pieces[0].box == shard.box:
             return pieces[0].decode()
@@ -184,3 +185,73 @@ def _every_tensor(parts: Sequence[WeightPart]) -> tuple[Shard, ...]:
         for shard in part.shards:
             found.setdefault(shard.name, shard._replace(box=Box.of(shard.shape)))
     return tuple(found.values())
+
+
+Blocks: TypeAlias = "dict[tuple[int, Move], Tensor]"
+"""Trainer rank and move -> block."""
+
+
+class Mirror:
+    """Blocks of the last version, on the host. Empty without deltas."""
+
+    def __init__(self, *, is_served: bool) -> None:
+        """is_served: an engine generates with the blocks of one version while the next version is read. There are then
+        two sets of blocks, which are used in turn."""
+        self._is_served = is_served
+        self._blocks: Blocks = {}
+        self._spare: Blocks = {} if is_served else self._blocks
+        """Blocks that the next version is written into."""
+        self._versions: dict[int, tuple[int, str]] = {}
+        """Trainer rank -> version and chain_hash of its part in the blocks."""
+        self._next: dict[int, tuple[int, str]] = {}
+        """The same for the version that is being read."""
+
+    def holds(self, part: WeightPart) -> bool:
+        """Returns True if the blocks have the version and the chain_hash of this part."""
+        return self._versions.get(part.rank) == (part.version, part.chain_hash)
+
+    def apply(
+        self, steps: Sequence[WeightPart], moves: Sequence[Move], given: Sequence[Sequence[Sequence[Tensor]]]
+    ) -> list[Tensor]:
+        """Applies a rank's parts, in order. Returns the block of each move.
+
+        steps: the first is whole, or a delta to the part that holds() is true for. given: the fetched pieces of each
+        move, by step.
+        """
+        rank = steps[0].rank
+        if not self._is_served:
+            self._versions.pop(rank, None)  # if a block cannot be decoded, the blocks are of no version
+        for step, pieces_of in zip(steps, given, strict=True):
+            shards, decoder = {shard.name: shard for shard in step.shards}, codec_named(step.codec).decoder()
+            for move, pieces in zip(moves, pieces_of, strict=True):
+                if step is steps[0] and step.base is not None and self._is_served:
+                    self._write_block((rank, move), self._blocks[rank, move])
+                base = self._spare.get((rank, move))
+                made = decoder.decode(shards[move.name], move.box, pieces, base)
+                if step.base is None:
+                    self._write_block((rank, move), made)
+        self._next[rank] = steps[-1].version, steps[-1].chain_hash
+        if not self._is_served:
+            self.commit()
+        return [self._spare[rank, move] for move in moves]
+
+    def _write_block(self, key: tuple[int, Move], block: Tensor) -> None:
+        """Copies a block into the memory for the next version."""
+        own = self._spare.get(key)
+        self._spare[key] = block.cpu().contiguous().clone() if own is None else own.copy_(block)
+
+    def commit(self) -> None:
+        """Makes the version that was read last the one that deltas are applied to. Does nothing without deltas."""
+        if self._next:
+            self._blocks, self._spare = self._spare, self._blocks
+            self._versions |= self._next
+            self._next = {}
+
+    def discard(self) -> None:
+        """Drops the version that was read last, because the engine did not load it."""
+        self._next = {}
+
+    def clear(self) -> None:
+        self._blocks.clear()
+        self._spare.clear()
+        self._versions, self._next = {}, {}

@@ -59,7 +59,6 @@ class SavedWeights:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Returns the shape of each tensor."""
         return {name: shard.shape for name, shard in self.shards.items()}
 
     def read(self, name: str, box: Box | None = None) -> Tensor:

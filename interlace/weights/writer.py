@@ -102,5 +102,4 @@ class WeightWriter:
         self._sender.keep({before, *(kept.version for kept in self._chain)})
 
     def close(self) -> None:
-        """Ends the transport."""
         self._sender.close()

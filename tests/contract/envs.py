@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from interlace.robots.envs import load
-from interlace.robots.envs.base import Simulator, Step, VectorEnv
+from interlace.robots.envs.base import ChunkResult, EnvSettings, Simulator, Step, VectorEnv
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator, BatchStep
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import ChunkResult, EnvSettings
 from interlace.robots.envs.stepping import SimulatedEnvs
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
+from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ _DREAMS = tempfile.TemporaryDirectory()
 @cache
 def dream() -> str:
     """A world model of chunks of two actions, as it is before it has learnt anything."""
-    from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
+    from interlace.robots.world_model.model import EnsembleModel, EnsembleModelConfig
 
     model = EnsembleModel(EnsembleModelConfig(state_size=3, action_size=2, chunk=2, width=16))
     model.save(Path(_DREAMS.name), np.random.default_rng(0).normal(size=(8, 3)))

@@ -8,7 +8,7 @@ from interlace.core.errors import RemoteError, WorkerDiedError
 from interlace.run.clusters.ray import open_cluster
 from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.ray.contents import RemoteContent
+from interlace.runtime.ray.rank import RemoteContent
 from interlace.schedule.schedule import Schedule
 from tests.contract.payload_workers import Camera, Learner
 

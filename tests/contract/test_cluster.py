@@ -14,7 +14,7 @@ import pytest
 from interlace.core.errors import HangError, InterlaceError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 from tests.contract.workers import Broken, Closing, Item, Recorder, Unending

@@ -11,8 +11,7 @@ import pytest
 from interlace.core.errors import InterlaceError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.worker import Worker, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
 
@@ -96,7 +95,7 @@ def test_a_thread_that_hangs_is_an_error_and_the_process_ends() -> None:
     script = """
         import asyncio, threading
         from interlace.runtime.local import cluster
-        from interlace.runtime.worker_spec import WorkerSpec
+        from interlace.runtime.worker import WorkerSpec
         from interlace.runtime.worker import Worker, operation
         from interlace.schedule.schedule import Schedule
 

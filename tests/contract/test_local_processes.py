@@ -20,8 +20,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.process import server
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from interlace.weights.ref import WeightRef
 from tests.contract.clusters import run_local, two_devices

@@ -17,8 +17,7 @@ from interlace.core.errors import InterlaceError, RemoteError
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.mail import FolderDirectory, Mailbox
-from interlace.runtime.worker import Worker, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS, WITH_TORCH
 

@@ -19,8 +19,7 @@ from interlace.rollouts.episodes.single_turn import SingleTurn
 from interlace.rollouts.pool import EnginePool
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerContext, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutWorker
 from tests.contract.clusters import CLUSTERS, WITH_TORCH

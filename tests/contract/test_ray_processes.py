@@ -18,9 +18,7 @@ from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.rank import ProcessRank
-from interlace.runtime.revival import RevivalRule
-from interlace.runtime.worker import Worker, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import RevivalRule, Worker, WorkerContext, WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
 
@@ -191,7 +189,7 @@ def shared_folders() -> set[Path]:
 @pytest.mark.slow  # three processes that import torch
 def test_weights_go_through_the_object_store_once() -> None:
     async def body(cluster: Cluster) -> None:
-        from interlace.runtime.ray.tensors import StoredTensors
+        from interlace.runtime.ray.actor import StoredTensors
         from interlace.weights.ref import WeightRef
 
         trainer = await launch(cluster, "actor", Trainer)

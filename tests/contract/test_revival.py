@@ -15,9 +15,7 @@ from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local import spawned
-from interlace.runtime.revival import RevivalRule
-from interlace.runtime.worker import Worker, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import RevivalRule, Worker, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
 

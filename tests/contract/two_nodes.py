@@ -9,8 +9,7 @@ from ray.cluster_utils import Cluster as Nodes
 from interlace.run.clusters.ray import open_cluster
 from interlace.run.recipe.sections import ClusterConfig
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import Worker, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 
 

@@ -14,7 +14,7 @@ import torch
 from interlace.core.errors import InterlaceError, UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
-from interlace.observe.manifest import write_manifest
+from interlace.observe.checkpoints import write_manifest
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from tests.support.training import equal_weights, final_weights, metrics, run

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from interlace.cli.main import app
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.real import role_processes
 from tests.support.processes import all_gone, handles
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples, shared_cache
 

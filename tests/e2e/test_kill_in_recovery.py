@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.real import role_processes
 from tests.support.processes import all_gone, descendants, handles
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, samples, shared_cache
 

@@ -13,10 +13,9 @@ import pytest
 from interlace.core import processes
 from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics, SampleKey, TerminalEvent
-from interlace.observe.progress import QuietProgress
-from interlace.observe.step_line import REWARD, Headline
+from interlace.observe.progress import REWARD, Headline, QuietProgress
 from interlace.run.chaos.certificate import EndedKey, SampleCounts
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.real import role_processes
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import Evaluator
 from interlace.run.session import RunProcess

@@ -15,7 +15,7 @@ from interlace.observe.films import read_films
 from interlace.observe.progress import QuietProgress
 from interlace.observe.report.page import write_report
 from interlace.observe.run_folder import RunFolder
-from interlace.run.evaluate_model import evaluate_model
+from interlace.run.evaluator import evaluate_model
 from interlace.run.recipe.check import check_recipe
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts

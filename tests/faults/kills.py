@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.real import role_processes
 from tests.faults.lab import Ended, Fault, Lab
 from tests.support.processes import all_gone, descendants, handles, named, running
 

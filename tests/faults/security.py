@@ -84,7 +84,7 @@ def code_beside_a_model(lab: Lab) -> None:
 
 def payload_everywhere(lab: Lab) -> None:
     """Each file of the newest checkpoint is a pickle that runs, the manifest right, as an attacker would have it."""
-    from interlace.observe.manifest import write_manifest
+    from interlace.observe.checkpoints import write_manifest
 
     mark = lab.folder / "ran"
     for path in [path for path in lab.newest.rglob("*") if path.is_file()]:

@@ -114,7 +114,7 @@ def half_written(lab: Lab) -> None:
 
 
 def checkpoint_of_another_run(lab: Lab) -> None:
-    from interlace.observe.manifest import MANIFEST
+    from interlace.observe.checkpoints import MANIFEST
 
     path = lab.newest / MANIFEST
     content = json.loads(path.read_text())

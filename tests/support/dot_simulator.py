@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from interlace.robots.envs.base import Simulator, Step
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.base import EnvSettings, Simulator, Step
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 SIDE = 42

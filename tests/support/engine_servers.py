@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.engines.rollout.services.process import free_port
 
 KEY_ENV, KEY = "INTERLACE_TEST_KEY", "a key for tests"

@@ -18,8 +18,7 @@ from interlace.rollouts.stream import ADMITTED, GENERATED
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerContext, WorkerSpec
 from interlace.schedule.schedule import Schedule
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 

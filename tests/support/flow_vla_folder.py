@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, SmolVLMConfig
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGeneration
 
-from interlace.models.words import build_word_tokenizer
+from interlace.models.tiny import build_word_tokenizer
 
 HIDDEN, EXPERT, LAYERS, CHUNK, PADDED, SIZE, STATES = 64, 48, 4, 6, 8, 3, 5
 TEXT = {

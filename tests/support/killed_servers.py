@@ -18,7 +18,7 @@ START = """
 import signal, sys, time
 from pathlib import Path
 from interlace.engines.rollout.services.adoption import write_record
-from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.protocol import Address
 from interlace.engines.rollout.services.lease import ServerLease
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 

@@ -10,9 +10,8 @@ from interlace.rollouts.weight_swap import WeightSwap
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, WaitingClaim
-from interlace.schedule.gate import Gate
 from interlace.schedule.rounds import Rounds
-from interlace.schedule.staleness import Batcher, Ticket
+from interlace.schedule.staleness import Batcher, Gate, Ticket
 from interlace.schedule.steps import Steps, Taken
 from interlace.stages import train
 from interlace.stages.admission import Admission
@@ -279,7 +278,7 @@ def a_denominator_for_each_piece() -> Mutation:
     """Averages each accumulated piece over its own tokens only."""
     import torch
 
-    from interlace.engines.train.aggregation import Aggregator
+    from interlace.engines.train.engine import Aggregator
 
     return [
         (Aggregator, "weights", lambda self, lengths, device: torch.full((sum(lengths),), 1 / sum(lengths))),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from interlace.models.words import build_word_tokenizer
+from interlace.models.tiny import build_word_tokenizer
 from interlace.robots.models.openvla import OpenVLAForCausalLM, register_openvla
 from interlace.robots.models.openvla_config import OpenVLAConfig
 

@@ -3,7 +3,7 @@
 import random
 
 from interlace.algorithms.base import Needs
-from interlace.runtime.sim.faults import Fault
+from interlace.runtime.sim.cluster import Fault
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
 from tests.support.sim_run import Workload

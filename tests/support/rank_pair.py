@@ -15,13 +15,12 @@ from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation, UpdateConfig
 from interlace.core.types import FloatArray, Metrics, Sample
 from interlace.engines.train import ActorConfig, Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
-from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.config import MeshShape
+from interlace.engines.train.engine import Aggregator
 from interlace.engines.train.ranks import Ranks, whole_tensor
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.weights.saved import PartReader, SavedWeights, trace_load

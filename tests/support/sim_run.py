@@ -22,8 +22,8 @@ from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from interlace.stages.admission import GroupInFlight
 from interlace.stages.factory import LoopSizes, StageFactory
-from interlace.stages.group_rows import GroupInFlight
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]

@@ -3,11 +3,11 @@
 import asyncio
 import json
 
-from interlace.schedule import roles
+from interlace.schedule import placement
 
 if __name__ == "__main__":
-    entry = roles.Role(name="judge", granule="group", worker="tests.support.toy_role:Judge")
-    roles.ROLES = (*roles.ROLES[:3], entry, *roles.ROLES[3:])
+    entry = placement.Role(name="judge", granule="group", worker="tests.support.toy_role:Judge")
+    placement.ROLES = (*placement.ROLES[:3], entry, *placement.ROLES[3:])
 
 from interlace.core.errors import UserError
 from interlace.run.launch import ModelSources, launch_roles

@@ -21,12 +21,10 @@ class ProgramGroups:
         self._killer: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        """Adds a group that was started."""
         self._groups.add(group)
         self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Removes a group that was killed."""
         self._groups.discard(group)
         self._send(f"-{group}\n")
 

@@ -81,8 +81,6 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 class _Run:
-    """One run of code, from its keeper's side."""
-
     def __init__(self, connection: socket.socket, request: dict[str, str], site: Site, scratch: Path) -> None:
         self._connection, self._limits = connection, site.limits
         self._start_s = time.monotonic()

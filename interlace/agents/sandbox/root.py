@@ -80,7 +80,6 @@ def enter_empty_root(paths: Iterable[Path], hidden: Path) -> None:
 
 
 def _fill(opened: dict[Path, int], links: dict[str, str], hidden: Path) -> None:
-    """Mounts the opened paths into the new root and creates the links."""
     mounted: list[Path] = []
     for path, handle in opened.items():
         if not any(path.is_relative_to(other) for other in mounted):

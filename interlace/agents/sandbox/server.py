@@ -45,7 +45,6 @@ def main() -> None:
 
 
 def _report(message: dict[str, str]) -> None:
-    """Sends a line of JSON to the process that started this one."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

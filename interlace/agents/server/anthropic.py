@@ -15,9 +15,8 @@ from interlace.agents.server.ask import (
     finish_of,
     make_shown_message,
 )
-from interlace.agents.server.body import Body
+from interlace.agents.server.body import ApiError, Body
 from interlace.agents.server.dialect import AnswerStream, Dialect, Event, TextStream
-from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import AnthropicMessage, AnthropicTool, CountRequest, MessagesRequest
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON

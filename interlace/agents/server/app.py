@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from interlace.agents.server.anthropic import AnthropicMessages, count_ask
 from interlace.agents.server.ask import Answers, TextCodec
-from interlace.agents.server.body import Body
+from interlace.agents.server.body import ApiError, Body, as_api_error, as_openai
 from interlace.agents.server.chat import Chat, Completions, TokenGeneration
-from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
-from interlace.agents.server.dialect import Dialect
-from interlace.agents.server.errors import ApiError, as_api_error, as_openai
-from interlace.agents.server.http import json_response, stream_response
+from interlace.agents.server.conversation import Asked, Conversation, OnDraft, Retries, Sessions, Visitors, digest_of
+from interlace.agents.server.dialect import Dialect, json_response, stream_response
 from interlace.agents.server.metrics import ServerMetrics
 from interlace.agents.server.requests import CountRequest, RewardRequest, SessionRequest
 from interlace.agents.server.responses import Responses
-from interlace.agents.server.sessions import Sessions, Visitors
 from interlace.core.errors import UserError
 from interlace.core.tasks import cancel_tasks
 from interlace.core.types import JSON
@@ -263,7 +260,6 @@ class SessionServer:
             await visit.aclose()
 
     async def _end_idle_sessions(self) -> None:
-        """Ends the sessions that clients have left open."""
         while True:
             await asyncio.sleep(self._idle_s / 4)
             for conversation in self._sessions.list_idle(self._idle_s):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
 from interlace.rollouts.base import Context, Turn

@@ -18,11 +18,9 @@ from interlace.agents.server.ask import (
     tokens_of,
     usage_of,
 )
-from interlace.agents.server.body import Body
-from interlace.agents.server.dialect import AnswerStream, Dialect, Event
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError, Body
+from interlace.agents.server.dialect import AnswerStream, Dialect, Event, SentText
 from interlace.agents.server.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerateRequest, Ids
-from interlace.agents.server.stream import SentText
 from interlace.core.messages import Message
 from interlace.core.types import JSON, IntArray
 from interlace.rollouts.base import Turn, TurnDraft
@@ -68,8 +66,6 @@ class Chat(Dialect):
 
 
 class _Chunks(AnswerStream):
-    """Chunks of OpenAI's streams."""
-
     kind = ""
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
@@ -136,7 +132,6 @@ class _ChatStream(_Chunks):
 
 
 def _chat_message(message: Message) -> dict[str, JSON]:
-    """Writes an answer's message."""
     calls = _format_calls(message)
     found: dict[str, JSON] = {
         "role": "assistant",

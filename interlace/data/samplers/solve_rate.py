@@ -29,8 +29,6 @@ class SolveRateSettings(Config):
 
 
 class _State(Config):
-    """State in a checkpoint."""
-
     rates: dict[int, float]
     """Measured solve rate, by position."""
     attempts: dict[int, int]

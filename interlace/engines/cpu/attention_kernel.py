@@ -174,5 +174,4 @@ class _Attention(torch.autograd.Function):
 
 
 def _make_dense(rows: Tensor) -> Tensor:
-    """Returns the tensor with contiguous numbers in each head."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()

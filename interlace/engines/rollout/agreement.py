@@ -7,6 +7,7 @@ anything else, such as time and interrupts, are made by the first rank for all r
 import time
 
 import torch
+from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -30,8 +31,6 @@ class Agreement:
         return self._now_s if self._mesh else time.monotonic()
 
     def _draw_first(self, number: float) -> float:
-        from torch import distributed
-
         assert self._mesh is not None
         given = torch.tensor([number], dtype=torch.float64)
         distributed.broadcast(given, group=self._mesh.get_group(), group_src=0)

@@ -235,7 +235,6 @@ class KernelAttention:
         )  # fmt: skip
 
     def run(self, arguments: kernels.Attention) -> None:
-        """Attends with prepared arguments."""
         self.library.attention(ctypes.byref(self._tokens), ctypes.byref(arguments))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:

@@ -290,7 +290,6 @@ class Counters:
         self._read_s = time.perf_counter()
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
-        """Counts run and sampled tokens, and the time spent."""
         self._add(num_steps=steps, decode_tokens=sampled, prefill_tokens=tokens - sampled)
         self._add(forward_s=forward_s, sample_s=sample_s)
 

@@ -287,7 +287,6 @@ class NativeEngine(NativeParts):
         return GivenWeights(LandedWeights(saved, landings, self._weights.shards))
 
     def _apply_update(self, version: int, mode: UpdateMode) -> None:
-        """Updates caches and sequences after a change of the weights."""
         self._versions.rebind()
         self._versions.newest = version
         if mode != "own":

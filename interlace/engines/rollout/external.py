@@ -133,7 +133,6 @@ class LiveRequests:
         return True
 
     def end(self, name: str, reason: FinishReason, num_cached_tokens: int = 0) -> Response:
-        """Removes a request and returns its response."""
         progress = self._live.pop(name)
         return Response(
             request=progress.request,

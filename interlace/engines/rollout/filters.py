@@ -51,7 +51,6 @@ def reshape_logits(logits: Tensor, params: SamplingParams, prompt: Int64Array, g
 
 
 def _unique_below(token_ids: Int64Array, bound: int) -> Tensor:
-    """Returns the different token ids below a bound."""
     return torch.from_numpy(np.unique(token_ids[token_ids < bound]))
 
 

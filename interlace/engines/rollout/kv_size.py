@@ -8,6 +8,7 @@ the engine does not start. So the size changes no result, unless weights change 
 import math
 
 import torch
+from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
@@ -87,8 +88,6 @@ def _round_up(tokens: int) -> int:
 def _agree_on_least(number: int, mesh: "DeviceMesh | None") -> int:
     if mesh is None:
         return number
-    from torch import distributed
-
     given = torch.tensor([number], dtype=torch.int64)
     distributed.all_reduce(given, op=distributed.ReduceOp.MIN, group=mesh.get_group())
     return int(given)

@@ -90,7 +90,6 @@ class KVStore(Protocol):
     longest: int
     """Most tokens of one row if it has the store to itself."""
     num_cells: int
-    """Number of cells in the store."""
 
     @staticmethod
     def longest_in(num_tokens: int) -> int:

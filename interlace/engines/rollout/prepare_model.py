@@ -24,11 +24,10 @@ from interlace.engines.rollout.attention import (
     route_attention,
 )
 from interlace.engines.rollout.config import NativeConfig
-from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.graph_runner import CudaCapture, GraphRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
+from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, PlainRunner, Runner
 from interlace.models.length_changes import (
     MARGIN,
     MODEL_ERRORS,

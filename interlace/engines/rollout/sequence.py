@@ -187,7 +187,6 @@ class SequenceTable:
         return DrawnTokens(*(array[row, drawn].tolist() for array in arrays))
 
     def occupant(self, row: int) -> SequenceState:
-        """Returns the sequence in a row."""
         sequence = self._sequences[row]
         if sequence is None:
             raise KeyError(f"row {row} is free")
@@ -202,7 +201,6 @@ class SequenceTable:
         return guides if any(guide is not None for guide in guides) else []
 
     def append(self, rows: Int64Array, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
-        """Adds one token to each row."""
         at = self.num_tokens[rows]
         self.token_ids[rows, at] = token_ids
         self.logprobs[rows, at] = logprobs

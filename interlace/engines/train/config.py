@@ -91,7 +91,6 @@ class MeshShape:
 
     @property
     def num_ranks(self) -> int:
-        """Returns the ranks of the whole mesh."""
         return self.replicate * self.shard * self.context * self.tensor
 
     @property

@@ -2,20 +2,25 @@
 
 The first `accumulate` opens a minibatch and `optimizer_step` closes it. In between, gradients, denominators and
 metrics are plain sums, so samples may come in any pieces and any order.
+
+Losses are aggregated as sum over tokens of (weight x loss) / denominator. A token's weight depends on its own sample
+only, and the denominator is a sum over samples. So gradients can be accumulated unnormalised, in any pieces, and
+divided once when the minibatch closes: the result does not depend on the split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from interlace.core.training import LossFn, LossInputs, LossOutputs, check_outputs
-from interlace.engines.train.aggregation import Aggregator
+from interlace.core.errors import UserError
+from interlace.core.training import Aggregation, LossFn, LossInputs, LossOutputs, check_outputs
 from interlace.engines.train.export import list_exact_names, model_files
 from interlace.engines.train.minibatch import Minibatch, policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
@@ -132,7 +137,6 @@ class TrainEngine(TrainedEngine):
         return writer.write(version, weights, copy=copy, stays=stays, served=served, exact=exact)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """Returns the weights, with the adapter merged."""
         return self._adapter.merge_weights() if self._adapter else super()._own_weights()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
@@ -236,3 +240,33 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
         baseline_T=columns.values_T,
         sources_N=columns.sources_N,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aggregator:
+    """One aggregation. aggregation_length: the divisor of `constant`, in tokens."""
+
+    aggregation: Aggregation
+    aggregation_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.aggregation == "constant" and not self.aggregation_length:
+            raise UserError("aggregation 'constant' divides by a number of tokens: set aggregation_length.")
+
+    def weights(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
+        """Returns the [T] weight of each trained token; None if all are 1. lengths: trained tokens of each sample."""
+        if self.aggregation != "seq_mean_token_mean":
+            return None
+        counts = torch.tensor(lengths)
+        return (1.0 / counts.clamp(min=1)).repeat_interleave(counts).to(device)
+
+    def denominator(self, lengths: Sequence[int]) -> float:
+        """Returns these samples' part of the minibatch's denominator; a sample without trained tokens adds nothing."""
+        sequences = sum(length > 0 for length in lengths)
+        match self.aggregation:
+            case "token_mean":
+                return float(sum(lengths))
+            case "seq_mean_token_mean" | "seq_mean_token_sum":
+                return float(sequences)
+            case "constant":
+                return float(sequences * (self.aggregation_length or 0))

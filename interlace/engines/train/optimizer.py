@@ -34,7 +34,6 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.config = config
         self.step_count = 0
-        """Optimizer steps taken."""
         self.num_failed = 0
         """Failed updates since the last step. The engine counts them."""
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -194,7 +194,6 @@ class TrainedEngine(PackedEngine, ABC):
         )
         check_router_loss(model)
         self.optimizer = Optimizer(model, optimizer)
-        """Optimizer of the trained parameters."""
         self._minibatch = Minibatch()
         self._reports: list[MinibatchReport] = []
         """The step's closed minibatches."""
@@ -332,7 +331,6 @@ class TrainedEngine(PackedEngine, ABC):
         return (model_files(self.model, weights, tokenizer),)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """Returns this rank's parts of `weights`."""
         return list_named_weights(self.model)
 
     @abstractmethod

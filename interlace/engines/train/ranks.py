@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from interlace.engines.train.config import MeshShape
 from interlace.models.expert_parallel import expert_modules
@@ -61,8 +61,6 @@ class Ranks:
         url: `file://PATH` or `tcp://HOST:PORT`; rank 0 listens at that address only. secret: prefix of the keys in the
         store. Host tensors are sent through gloo, GPU tensors through NCCL.
         """
-        from torch import distributed
-
         where, num_ranks = torch.device(device), shape.num_ranks
         if where.type == "cuda":
             torch.cuda.set_device(where)
@@ -89,8 +87,6 @@ class Ranks:
 
     def leave(self) -> None:
         if not self.is_alone:
-            from torch import distributed
-
             distributed.destroy_process_group()
 
     @property
@@ -199,8 +195,6 @@ class Ranks:
         """Returns the text of each rank, in rank order, on every rank. For short texts; nothing is unpickled."""
         if self.is_alone:
             return [text]
-        from torch import distributed
-
         own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.num_ranks)]
         distributed.all_gather(sizes, torch.tensor([len(own)]))
@@ -220,8 +214,6 @@ class Ranks:
 
     def _gather_bucket(self, bucket: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """Gathers a bucket's whole tensors on rank 0's host, with one message per rank, not per tensor."""
-        from torch import distributed
-
         if not _is_cut_by_rows(bucket[0][1], self.num_ranks):
             wholes = [(name, whole_tensor(tensor)) for name, tensor in bucket]
             # Copies all of them: tensors that are whole on every rank continue to be trained.
@@ -246,10 +238,10 @@ class Ranks:
 
 def _expert_mesh(shape: MeshShape, kind: str) -> DeviceMesh | None:
     """Makes the mesh of the same ranks with the axes of experts; None if each rank has all experts."""
-    if shape.expert == 1:
-        return None
     from torch.distributed.device_mesh import init_device_mesh
 
+    if shape.expert == 1:
+        return None
     sizes = (shape.replicate, shape.rest, shape.expert)
     return init_device_mesh(kind, sizes, mesh_dim_names=(REPLICATE, REST, EXPERT))
 

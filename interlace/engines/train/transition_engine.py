@@ -105,8 +105,6 @@ class Learnt:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Part:
-    """Networks besides the policy."""
-
     network: nn.Module
     optimizer: torch.optim.Optimizer | None
     """None for networks that follow others."""
@@ -117,8 +115,6 @@ class _Part:
 
 
 class _Parts(dict[str, _Part]):
-    """The networks besides the policy, by name, with their optimizers."""
-
     def tensors(self) -> dict[str, Tensor]:
         """Returns the live tensors of the networks, without moments."""
         return {
@@ -284,7 +280,6 @@ class TransitionEngine(TrainEngine):
         return {f"off_policy/{name}": value for name, value in means.items()}
 
     def load_optimizer(self, folder: Path) -> None:
-        """Restores the policy's optimizer, and all other parts with their optimizers."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -315,7 +310,6 @@ class TransitionEngine(TrainEngine):
         return network
 
     def _key(self, name: str) -> int:
-        """Returns the seed of a network's first weights."""
         return stable_hash(name, self._seed) % 2**63
 
     def _step(self, name: str, loss: Tensor) -> None:

@@ -86,8 +86,6 @@ class SegmentArrays(NamedTuple):
 
 @dataclass(slots=True)
 class _Row:
-    """A row under construction."""
-
     given: list[SegmentArrays] = field(default_factory=list)
     token_ids: list[IntArray] = field(default_factory=list)
     positions: list[Places] = field(default_factory=list)

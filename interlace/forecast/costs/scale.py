@@ -4,7 +4,7 @@ import math
 from typing import TypeVar
 
 from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, RolloutCosts, TrainCosts
-from interlace.schedule.roles import Granule, Share
+from interlace.schedule.placement import Granule, Share
 
 C = TypeVar("C", bound=InferenceCosts)
 

@@ -55,7 +55,6 @@ class Slice:
 
     @property
     def seconds(self) -> float:
-        """Duration of the operation."""
         return self.span.end_s - self.span.start_s
 
 

@@ -21,7 +21,7 @@ from interlace.forecast.profile.steps import (
 )
 from interlace.forecast.profile.types import Interference, Profile
 from interlace.run.recipe.config import Recipe
-from interlace.schedule.roles import ROLES
+from interlace.schedule.placement import ROLES
 from interlace.schedule.schedule import Schedule
 
 SLOWEST = 8.0

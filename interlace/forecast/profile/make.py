@@ -35,7 +35,7 @@ def make_profile(
         if overrides or roofline:
             raise UserError(f"{spec} is a run, whose records are of its own settings: leave the rest out.")
         from interlace.forecast.profile.from_run import profile_of_run  # loads torch
-        from interlace.forecast.profile.store import keep_profile
+        from interlace.forecast.profile.profile import keep_profile
 
         recipe, found = profile_of_run(run)
         return MadeProfile(profile=found, kept=keep_profile(recipe, found))

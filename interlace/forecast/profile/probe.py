@@ -20,6 +20,7 @@ from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
+from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import DEFAULT_SCHEDULE, Recipe, set_schedule
 from interlace.run.recipe.sections import EvaluationConfig, LoggingConfig
 from interlace.run.train import train
@@ -101,7 +102,6 @@ class Probes:
 
     @property
     def chosen(self) -> Planned:
-        """The fastest plan."""
         return max(self.probed, key=lambda each: each.comparison.ratio).plan
 
     def json(self) -> list[JSON]:
@@ -189,6 +189,4 @@ def train_probe(recipe: Recipe) -> Iterator[RunFolder]:
 
 def num_devices(recipe: Recipe) -> int:
     """Counts the devices of the recipe's cluster."""
-    from interlace.run.clusters.base import back_end
-
     return len(back_end(recipe.cluster).find_devices(recipe.cluster))

@@ -1,6 +1,7 @@
-"""Measures a recipe's workers on this machine through the worker classes and calls of training."""
+"""Measures a recipe's workers on this machine through the worker classes and calls of training, once per workload."""
 
 import asyncio
+import json
 import platform
 import time
 from collections.abc import Sequence
@@ -10,17 +11,24 @@ from statistics import median
 
 import numpy as np
 
+from interlace.core.errors import UserError
+from interlace.core.random import stable_hash
 from interlace.core.types import Prompt, Sample, SamplingParams
+from interlace.core.version import VERSION
+from interlace.core.yaml_text import read_mapping
 from interlace.data.loading import PromptSet
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
-from interlace.forecast.profile.episodes import draw_episodes
 from interlace.forecast.profile.layouts import SPREAD, MeasuredLayout, fit_layouts
-from interlace.forecast.profile.pairs import measure_interference
 from interlace.forecast.profile.rollout import measure_rollout
-from interlace.forecast.profile.samples import draw_samples, measure_lengths, measure_reward, sizes_of
+from interlace.forecast.profile.samples import draw_episodes, draw_samples, measure_lengths, measure_reward, sizes_of
 from interlace.forecast.profile.steps import StepTimes, fit_profile, measure_steps
-from interlace.forecast.profile.training import measure_export, measure_inference, measure_training
+from interlace.forecast.profile.training import (
+    measure_export,
+    measure_inference,
+    measure_interference,
+    measure_training,
+)
 from interlace.forecast.profile.types import (
     EnvCosts,
     InferenceCosts,
@@ -31,11 +39,11 @@ from interlace.forecast.profile.types import (
     Turns,
 )
 from interlace.forecast.recipe_check import AcceptsHere
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.progress import ProgressView
 from interlace.robots.env_stage import simulators_of
 from interlace.robots.envs.fleet import EnvFleet
-from interlace.rollouts.envs.episode import EnvEpisode
-from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import EnvEpisode, Start
 from interlace.rollouts.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 from interlace.run.clusters.base import back_end, run_on
 from interlace.run.host import envs_of, sampling_of
@@ -137,7 +145,6 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
 
 
 async def _launch_workers(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
-    """Starts the recipe's workers."""
     model = await make_warmed_model(cluster, recipe, prompts, progress)
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
@@ -291,3 +298,52 @@ def _read_processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+BUDGET_S = 45.0
+
+
+def profile_file(recipe: Recipe) -> Path:
+    """Returns the path of a recipe's profile on this machine; the file need not exist."""
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    task = {"model", "task", "episode", "reward", "algorithm", "warmup", "sampling"}
+    measured = {*task, "renderer", "rollout", "actor", "critic", "reference", "weights"}
+    sizes = {"prompts_per_step", "samples_per_prompt", "minibatches", "tokens_per_microbatch", "seed"}
+    content = recipe.model_dump(mode="json", include=measured | sizes)
+    machine = (device_name(devices[0]), len(devices), recipe.cluster.backend, recipe.cluster.threads_per_worker or 0)
+    key = stable_hash(VERSION, *machine, json.dumps(content, sort_keys=True))
+    return Path(recipe.model.cache_dir).expanduser() / "profiles" / f"{key:016x}.json"
+
+
+def profile_of(recipe: Recipe, progress: ProgressView) -> Profile:
+    """Returns the recipe's profile on this machine. If none is stored, measures and stores one."""
+    path = profile_file(recipe)
+    if path.exists():
+        return Profile.parse(read_mapping(path, remedy="Delete it to measure it again."), where=str(path))
+    progress.say(f"measuring what the workers cost here, once; kept as {path}")
+    measured = profile_recipe(recipe, progress, source="measured for a plan", budget_s=BUDGET_S)
+    keep_profile(recipe, measured)
+    return measured
+
+
+def keep_profile(recipe: Recipe, profile: Profile) -> Path:
+    """Stores a recipe's profile on this machine, replacing an older one. Returns its path."""
+    path = profile_file(recipe)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, profile.model_dump_json(indent=1) + "\n")
+    return path
+
+
+def check_profile(profile: Profile, recipe: Recipe) -> None:
+    """Raises UserError if a profile is for another machine or model than the recipe's run on this machine."""
+    here = device_name(back_end(recipe.cluster).find_devices(recipe.cluster)[0])
+    if profile.basis != "measured" or profile.device != here:
+        raise UserError(
+            f"the profile is of {profile.label!r}, and this machine has {here!r}: what it predicts would not hold "
+            "here. Leave --profile out to have this machine measured, or give --devices to plan for a virtual cluster."
+        )
+    if profile.model and profile.model != recipe.model.path:
+        raise UserError(
+            f"the profile is of model {profile.model!r}, and the recipe trains {recipe.model.path!r}. Leave --profile "
+            "out to have the recipe measured, or measure it with `interlace profile RECIPE --out profile.json`."
+        )

@@ -43,7 +43,6 @@ class Cell:
 
     @property
     def num_prompts(self) -> int:
-        """Number of different prompts."""
         return -(-self.batch // self.per_prompt)
 
 

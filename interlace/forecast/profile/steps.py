@@ -16,14 +16,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from interlace.core.heap import frozen_heap
+from interlace.core.host_memory import frozen_heap
 from interlace.core.types import Metrics, SampleKey
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.flows.steps import StepResult
 from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
 from interlace.forecast.simulate import Simulation, simulate
-from interlace.observe.transcripts import write_transcripts
+from interlace.observe.jsonl import write_transcripts
 from interlace.run.host import host
 from interlace.run.recipe.config import Recipe
 from interlace.runtime.cluster import Cluster

@@ -11,8 +11,7 @@ from interlace.core.state_parts import peak_bytes
 from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RolloutCosts
 from interlace.forecast.search.candidates import period_steps
 from interlace.schedule.placement import Device, Pools
-from interlace.schedule.schedule import Schedule
-from interlace.schedule.tail import Oversample, TailBatching
+from interlace.schedule.schedule import Oversample, Schedule, TailBatching
 
 _NORMAL = NormalDist()
 SMALLEST = 8
@@ -46,7 +45,6 @@ class Workload:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples per step."""
         return self.prompts_per_step * self.samples_per_prompt
 
     @property
@@ -77,7 +75,6 @@ class RoleMemory:
 
     @property
     def largest(self) -> str:
-        """Name of the largest part."""
         return max(self.parts, key=lambda part: self.parts[part])
 
 

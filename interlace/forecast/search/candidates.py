@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from interlace.core.errors import UserError
-from interlace.schedule.placement import Device, Pools
-from interlace.schedule.roles import HOST
+from interlace.schedule.placement import HOST, Device, Pools
 from interlace.schedule.schedule import Schedule
 
 WHOLE = Fraction(1)

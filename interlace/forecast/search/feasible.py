@@ -1,4 +1,4 @@
-"""Schedules that a cluster can run: they fit it and its memory, and the recipe accepts them."""
+"""Schedules that a cluster can run: they fit it and its memory, and the recipe accepts them. Reasons for the others."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from interlace.core.errors import UserError
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.search.bounds import Misfit, StepEstimate, Workload, misfit
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Accepts, PlanLimits, Score, accept_all, list_changes
+from interlace.forecast.search.plans import Accepts, PlanLimits, Score, WhyNot, accept_all, list_changes
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Placement, Schedule
 
@@ -132,3 +132,37 @@ class FeasibleSchedules:
             f"{list_changes(self.schedules[best])}. Set plan.deadline_h={1.05 * needed_s / 3600:.2g} or more, allow "
             "staler samples (plan.max_staleness), or give more devices."
         )
+
+
+def explain_presets(
+    presets: Mapping[str, Candidate],
+    best: Candidate,
+    scores: Mapping[Candidate, Score],
+    refused: Mapping[Candidate, str],
+    feasible: FeasibleSchedules,
+) -> list[WhyNot]:
+    """Returns the losses of each preset against the best plan; includes presets out of bounds.
+
+    scores: at coarse fidelity. refused: candidates whose simulation ended with an error.
+    """
+    told, top = [], scores.get(best)
+    for name, candidate in presets.items():
+        if candidate == best:
+            continue
+        score = scores.get(candidate)
+        if not score or not top:
+            fits = feasible.find(candidate) is not None
+            reason = "was not simulated: the time was over" if fits else feasible.explain(candidate)
+            told.append(WhyNot(preset=name, ratio=None, reason=refused.get(candidate, reason)))
+            continue
+        if not score.tokens_per_s or not top.tokens_per_s:
+            told.append(WhyNot(preset=name, ratio=None, reason="no token was trained in the simulated steps"))
+            continue
+        ratio = score.tokens_per_s / top.tokens_per_s
+        # Device-seconds per trained token, relative to the best plan's.
+        more = {bin: share / ratio - top.bins.get(bin, 0.0) for bin, share in score.bins.items()}
+        loses = sorted(((bin, by) for bin, by in more.items() if by > 0.02), key=lambda pair: -pair[1])[:3]
+        told.append(
+            WhyNot(preset=name, ratio=ratio, loses=loses, reason=feasible.find_excess(feasible.schedules[candidate]))
+        )
+    return told

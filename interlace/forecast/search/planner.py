@@ -14,7 +14,7 @@ from itertools import chain
 from interlace.core.errors import UserError
 from interlace.forecast.search.bounds import StepEstimate, Workload, coarser, estimate_step, prefill_cost
 from interlace.forecast.search.candidates import Candidate, by_kind, neighbours, plain
-from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem
+from interlace.forecast.search.feasible import FeasibleSchedules, SearchProblem, explain_presets
 from interlace.forecast.search.plans import (
     Fidelity,
     Planned,
@@ -26,7 +26,6 @@ from interlace.forecast.search.plans import (
     pareto,
     select_tied,
 )
-from interlace.forecast.search.why_not import explain_presets
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 
@@ -273,7 +272,6 @@ class _Search:
         return top.step_s / (1 + min(0.0, top.length_shift))
 
     def _report_best(self) -> None:
-        """Reports the best schedule so far."""
         best = self._select_best(1)
         found = f", best so far {self._seen[best[0]].step_s:.4g} s per step" if best else ""
         self._effort.report(f"{self._num_scored} schedules simulated{found}")

@@ -26,7 +26,6 @@ class PlanBounds(Config):
 
     @property
     def bounds(self) -> str:
-        """Text of the bounds."""
         stale = f"at most {self.max_staleness} versions stale" if self.max_staleness else "on-policy"
         shift = f", length shift at most {self.max_length_shift:.0%}" if self.max_length_shift < 1 else ""
         return stale + shift
@@ -131,7 +130,6 @@ class SampleEffort:
         return max(0.0, (self._limit - self._num_spent) / self._limit) if self._limit else 1.0
 
     def spend(self, num_samples: int) -> None:
-        """Records simulated samples."""
         self._num_spent += num_samples
 
     def affords(self, num_samples: int) -> bool:
@@ -198,7 +196,6 @@ class SearchResult:
 
     @property
     def best(self) -> Planned:
-        """The fastest plan."""
         return self.ranked[0]
 
     @property

@@ -10,9 +10,8 @@ from typing import Self, cast
 
 from interlace.core.errors import UserError, first_line
 from interlace.core.plugins import builtin_module, load_callable
-from interlace.observe.loggers.base import LoggedSample, MetricsLogger, RunInfo
+from interlace.observe.loggers.base import LoggedSample, MetricsLogger, RunInfo, ThreadedLogger
 from interlace.observe.loggers.jsonl import Logger as JsonlLogger
-from interlace.observe.threaded_logger import ThreadedLogger
 
 
 class MetricsLoggers:

@@ -39,7 +39,6 @@ class Logger:
 
     @property
     def port(self) -> int:
-        """Returns the port."""
         return int(self._server.server_port)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

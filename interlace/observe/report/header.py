@@ -11,11 +11,12 @@ import yaml
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml
 from interlace.observe.goodput import USEFUL, ledger_of
+from interlace.observe.progress import duration, estimate_time_left, number, short
+from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.panels import wilson_interval
-from interlace.observe.run_data import RunData
+from interlace.observe.run_data import EvaluationAnswer, RunData, read_answers
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_sessions import RunSession
-from interlace.observe.step_line import duration, estimate_time_left, number, short
+from interlace.observe.run_sessions import RunSession, read_sessions
 
 _SOURCES = ("reasoning_gym", "files", "starts", "hub", "mixture")
 
@@ -209,3 +210,29 @@ def _make_accuracy_card(run: RunData, kind: str) -> Card:
         note += f"; 95\u00a0% interval of the last {low:.3f} to {high:.3f}, n\u00a0=\u00a0{counts[-1]:.0f}"
     text = " → ".join(f"{value:.3f}" for value in dict.fromkeys((values[0], values[-1]))) if values else ""
     return Card(name=f"held-out accuracy, {kind}", value=text, note=note)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One run of a page."""
+
+    run: RunData
+    timeline: DeviceTimeline | None
+    config: str
+    """config.yaml."""
+    sessions: Sequence[RunSession] = ()
+    answers: Mapping[int, Sequence[EvaluationAnswer]] | None = None
+    state: str = ""
+    """Word on a live page: running, finished or stopped; empty on a report."""
+
+
+def read_entry(run: RunData, folder: RunFolder, timeline: DeviceTimeline | None, *, state: str = "") -> Entry:
+    """Reads the files of a run that the page needs in addition to its data and its timeline."""
+    return Entry(
+        run=run,
+        timeline=timeline,
+        config=folder.config.read_text(encoding="utf-8"),
+        sessions=read_sessions(folder.path),
+        answers=read_answers(folder.path),
+        state=state,
+    )

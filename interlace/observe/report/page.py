@@ -3,19 +3,22 @@
 import base64
 import hashlib
 import json
+import math
+from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
-from interlace.core.types import JSON
+from interlace.core.callables import drop_random_number
+from interlace.core.flat_settings import format_settings
+from interlace.core.types import JSON, TerminalEvent
 from interlace.observe.atomic_file import write_atomic
+from interlace.observe.films import FilmRecord, read_films, sheet_of
 from interlace.observe.report.device_time import DeviceTimeline, StepChoice, ledger_view, step_bars
-from interlace.observe.report.differences import find_differences
-from interlace.observe.report.distributions import distribution_panels, length_sentences
-from interlace.observe.report.entry import Entry, read_entry
-from interlace.observe.report.films import film_views
-from interlace.observe.report.header import run_facts, summary_cards
-from interlace.observe.report.panels import RUN_COLOURS, build_panels
+from interlace.observe.report.header import Entry, read_entry, read_settings, run_facts, summary_cards
+from interlace.observe.report.panels import RUN_COLOURS, Curve, Panel, build_panels
 from interlace.observe.report.render import asset, render_template
 from interlace.observe.report.samples import answer_pairs, answers_over_time, failure_causes, sample_groups
 from interlace.observe.report.steps import STEP_SECTIONS, StepMenu, StoredSteps, has_lanes, render_step_sections
@@ -181,3 +184,142 @@ def render_live_frame(title: str, folder: str) -> str:
     """Renders the frame of a live page, whose script requests the content. folder: address of the assets."""
     styles, scripts = ([f"{folder}/{name}" for name in names] for names in (STYLES, LIVE_SCRIPTS))
     return render_template("live.html", {"title": title, "styles": styles, "scripts": scripts, "names": SECTIONS})
+
+
+ABSENT = "-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettingDifference:
+    """A setting that is not equal in all runs."""
+
+    name: str
+    """Dotted name."""
+    values: Sequence[str]
+    """The value in each run; ABSENT if a run lacks the setting."""
+
+
+def find_differences(configs: Sequence[str]) -> list[SettingDifference]:
+    """Compares the config.yaml of several runs, by name; empty for a single run."""
+    # Names of a program's functions have a random number.
+    found = [
+        {name: drop_random_number(value) for name, value in format_settings(read_settings(config)).items()}
+        for config in configs
+    ]
+    names = sorted({name for settings in found for name in settings})
+    rows = [SettingDifference(name=name, values=[settings.get(name, ABSENT) for settings in found]) for name in names]
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+_MAX_VIDEO_BYTES = 400_000
+"""The page links to the file of a larger video."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoView:
+    """A filmed episode."""
+
+    text: str
+    content: str = ""
+    """Base64 of the video; empty if the page does not contain it."""
+    link: str = ""
+    """Path within the folder of the run; empty without a file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilmView:
+    """The filmed episodes of one step."""
+
+    title: str
+    sheet: str
+    """Base64 of the contact sheet, a PNG."""
+    videos: Sequence[VideoView]
+
+
+def film_views(run: RunData) -> list[FilmView]:
+    """Reads the filmed episodes of a run by step; empty if none was filmed."""
+    folder = run.folder / "videos"
+    found = []
+    for step, records in groupby(read_films(folder), key=lambda record: record.step):
+        sheet = b64encode(sheet_of(folder, step).read_bytes()).decode()
+        title = "before the first step" if step == 0 else f"after step {step}"
+        videos = [_make_video_view(run, record) for record in records]
+        found.append(FilmView(title=f"{run.name}, {title}", sheet=sheet, videos=videos))
+    return found
+
+
+def _make_video_view(run: RunData, record: FilmRecord) -> VideoView:
+    text = f"{record.label}: " * bool(record.label) + f"{record.name}: {record.caption}"
+    if record.video is None or not record.video.is_file():
+        return VideoView(text=text)
+    if record.video.stat().st_size > _MAX_VIDEO_BYTES:
+        return VideoView(text=text, link=record.video.relative_to(run.folder).as_posix())
+    return VideoView(text=text, content=b64encode(record.video.read_bytes()).decode())
+
+
+NUM_BINS = 24
+GENERATED = "#8d99ae"
+
+
+def distribution_panels(runs: Sequence[RunData]) -> list[Panel]:
+    """Builds the histograms; one with a single value in all runs is left out."""
+    staleness = [(run.name, RUN_COLOURS[at % len(RUN_COLOURS)], staleness_of(run)) for at, run in enumerate(runs)]
+    lengths = [
+        (f"{run.name}, trained" if len(runs) > 1 else "trained", RUN_COLOURS[at % len(RUN_COLOURS)], trained)
+        for at, run in enumerate(runs)
+        if (trained := run.lengths(TerminalEvent.TRAINED))
+    ]
+    if len(runs) == 1 and len(all_lengths := runs[0].lengths()) > sum(len(trained) for _, _, trained in lengths):
+        lengths.insert(0, ("generated", GENERATED, all_lengths))  # below the trained ones
+    found = [
+        histogram(
+            "lengths",
+            "Response lengths",
+            "share of samples, by tokens after the prompt, those of tools and observations included",
+            lengths,
+            "tokens",
+        ),
+        histogram("staleness", "Staleness of trained samples", "share of samples, by versions", staleness, "versions"),
+    ]
+    return [panel for panel in found if panel]
+
+
+def histogram(
+    id_: str, title: str, note: str, groups: Sequence[tuple[str, str, Sequence[int]]], unit: str
+) -> Panel | None:
+    """Builds a histogram of whole numbers; returns None for one value alone. groups: name, colour and values."""
+    values = [value for _, _, group in groups for value in group]
+    if len(set(values)) < 2:
+        return None
+    low, high = min(values), max(values)
+    size = math.ceil((high - low + 1) / NUM_BINS)
+    edges = [low + place * size for place in range((high - low) // size + 2)]
+    curves = []
+    for name, colour, group in groups:
+        counts = Counter((value - low) // size for value in group)
+        shares = [counts[place] / max(1, len(group)) for place in range(len(edges) - 1)]
+        curves.append(Curve(label=name, colour=colour, dash=0, values=[*shares, 0.0]))
+    shown = [float(edge) for edge in edges]
+    return Panel(id=id_, title=title, note=note, kind="outline", steps=shown, curves=curves, x_label=unit)
+
+
+def staleness_of(run: RunData) -> list[int]:
+    """Returns, for each trained sample, the version at the start of its step minus the oldest version of its tokens."""
+    after = {int(step): int(version) for step, version in run.curve("version")}
+    samples = [t for t in run.transcripts if t.event == TerminalEvent.TRAINED and t.version_min is not None]
+    first = min(after, default=1)
+    found = []
+    for sample in samples:
+        began_with = after.get(sample.step - 1, max(after.get(first, 1) - 1, 0))
+        found.append(max(0, began_with - (sample.version_min or 0)))
+    return found
+
+
+def length_sentences(runs: Sequence[RunData]) -> list[str]:
+    """Describes, for each run with samples, how the trained lengths differ from the generated ones."""
+    return [
+        f"{run.name}: trained on {bias.trained_mean:.1f} tokens per sample, {bias.mean_shift:+.1f} compared with all "
+        f"generated samples; Kolmogorov-Smirnov distance {bias.ks_distance:.3f}."
+        for run in runs
+        if (bias := run.length_bias)
+    ]

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from interlace.observe.progress import printable
 from interlace.observe.report.device_time import DeviceTimeline, DrawnBar, StepChoice, choose_step
 from interlace.observe.report.sample_times import Period, TurnTime
 from interlace.observe.run_data import RunData, Transcript
-from interlace.observe.step_line import printable
 
 NUM_LANES = 48
 """Number of drawn samples of a step: the first ones in order of admission."""

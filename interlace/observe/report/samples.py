@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.observe.answers import AnswerPair, EvaluationAnswer, pair_answers
+from interlace.observe.progress import printable
 from interlace.observe.report.sample_lanes import format_versions
-from interlace.observe.run_data import RunData, Transcript
-from interlace.observe.step_line import printable
+from interlace.observe.run_data import AnswerPair, EvaluationAnswer, RunData, Transcript, pair_answers
 
 NUM_EACH = 3
 NUM_OVER_TIME = 5

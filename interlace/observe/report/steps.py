@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from interlace.observe.report.device_time import STEP_NAMES, StepChoice, choose_step, step_view
-from interlace.observe.report.entry import Entry
+from interlace.observe.report.header import Entry
 from interlace.observe.report.render import render_template
 from interlace.observe.report.sample_lanes import KINDS, lanes_view
 from interlace.observe.run_folder import ROOT
@@ -132,7 +132,6 @@ class StoredSteps:
 
 
 def _find_steps(entry: Entry) -> set[int]:
-    """Returns the steps of a run's trace."""
     return set(entry.timeline.steps) if entry.timeline else set()
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import EpisodeReader, RecordedEpisode
-from interlace.robots.datasets.layout import Info
-from interlace.robots.datasets.video import read_video
+from interlace.robots.datasets.layout import Info, read_video
 from interlace.rollouts.envs.spec import Array
 
 TOLERANCE_S = 1e-3

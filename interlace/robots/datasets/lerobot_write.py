@@ -11,9 +11,8 @@ from interlace.core.errors import UserError
 from interlace.observe.films import png
 from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode
-from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums
+from interlace.robots.datasets.layout import ColumnFeature, Info, PictureSums, VideoWriter, import_av
 from interlace.robots.datasets.replace import check_replaceable, delete_content
-from interlace.robots.datasets.video import VideoWriter, import_av
 from interlace.rollouts.envs.spec import Array
 
 

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import TaskSimulator
-from interlace.robots.envs.spec import EnvSettings
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array
+from interlace.robots.envs.base import EnvSettings, TaskSimulator
+from interlace.rollouts.envs.spec import Array, Start
 
 DeviceArray: TypeAlias = Any
 """Tensor of the simulator's library on its device: a torch tensor or a JAX array."""

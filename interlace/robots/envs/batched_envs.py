@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
+from interlace.robots.envs.base import ChunkResult, select_row
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator, DeviceArray
 from interlace.robots.envs.slots import (
     EnvSlot,
@@ -25,9 +26,7 @@ from interlace.robots.envs.slots import (
     make_spec,
     reset_checked,
 )
-from interlace.robots.envs.spec import ChunkResult, select_row
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array, ArraySpec, Observation
+from interlace.rollouts.envs.spec import Array, ArraySpec, Observation, Start
 
 SavedRow: TypeAlias = tuple[object, Observation]
 """Result of BatchSimulator.save() for an environment, and its stacked observations; empty if they are not stacked."""

@@ -15,9 +15,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Metrics
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.pool import EnvPool
-from interlace.rollouts.envs.episode import Around, EnvEpisode
-from interlace.rollouts.envs.jobs import EnvCounts, SlotJob, Start
-from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
+from interlace.rollouts.envs.spec import Around, EnvCounts, EnvEpisode, EnvSpec, SimulatorError, SlotJob, Start
 
 T = TypeVar("T")
 
@@ -47,8 +45,6 @@ class EnvServer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Location:
-    """Location of one environment."""
-
     server: EnvServer
     slot: int
     process: int

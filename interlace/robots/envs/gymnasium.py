@@ -17,8 +17,7 @@ from pydantic import Field, model_validator
 
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.robots.envs.base import RetracedSimulator, Step, import_required
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.base import EnvSettings, RetracedSimulator, Step, import_required
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 _STATELESS_WRAPPERS = ("OrderEnforcing", "PassiveEnvChecker")

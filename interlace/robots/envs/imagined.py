@@ -15,8 +15,7 @@ import numpy as np
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.models.published import newest_model
-from interlace.robots.envs.base import Simulator, Step
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.base import EnvSettings, Simulator, Step
 from interlace.robots.world_model.imagination import ImaginationBounds, measured_horizon
 from interlace.robots.world_model.load import load_world_model
 from interlace.robots.world_model.model import WorldModel

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
-from interlace.robots.envs.base import RetracedSimulator, Step, import_required
+from interlace.robots.envs.base import EnvSettings, RetracedSimulator, Step, import_required
 from interlace.robots.envs.camera_change import change_camera, check_pictures
-from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 _STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)

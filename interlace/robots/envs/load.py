@@ -10,10 +10,9 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.host_memory import available_bytes
 from interlace.core.plugins import concrete_subclass, find_class, load_object
-from interlace.robots.envs.base import Simulator, TaskSimulator, VectorEnv
+from interlace.robots.envs.base import EnvSettings, Simulator, TaskSimulator, VectorEnv
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator
 from interlace.robots.envs.batched_envs import BatchedEnvs
-from interlace.robots.envs.spec import EnvSettings
 from interlace.robots.envs.stepping import SimulatedEnvs
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator, Step, import_required
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.base import EnvSettings, Simulator, Step, import_required
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {

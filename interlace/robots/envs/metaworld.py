@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from interlace.core.errors import UserError, nearest
-from interlace.robots.envs.base import Simulator, Step, import_required
+from interlace.robots.envs.base import EnvSettings, Simulator, Step, import_required
 from interlace.robots.envs.camera_change import CameraChange, change_camera, check_pictures
 from interlace.robots.envs.mujoco_camera import MujocoCamera, list_cameras
-from interlace.robots.envs.spec import EnvSettings
 from interlace.rollouts.envs.spec import ActionSpec, Array, ArraySpec, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {

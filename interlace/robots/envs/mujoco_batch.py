@@ -18,8 +18,7 @@ from interlace.robots.envs.base import import_required
 from interlace.robots.envs.batch import BatchSettings, BatchSimulator, DeviceArray
 from interlace.robots.envs.mujoco_camera import MujocoCamera
 from interlace.robots.envs.mujoco_tasks import find_task
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import ActionSpec, ArraySpec
+from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, Start
 
 _STATE = (
     *("TIME", "QPOS", "QVEL", "ACT", "HISTORY", "WARMSTART", "CTRL", "QFRC_APPLIED", "XFRC_APPLIED", "EQ_ACTIVE"),

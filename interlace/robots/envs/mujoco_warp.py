@@ -15,8 +15,7 @@ from interlace.robots.envs.base import import_required
 from interlace.robots.envs.batch import BatchStep, DeviceArray
 from interlace.robots.envs.mujoco_batch import MujocoBatch, MujocoBatchSettings
 from interlace.robots.envs.mujoco_tasks import BatchPhysics
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array
+from interlace.rollouts.envs.spec import Array, Start
 
 _FIELDS = (
     *("time", "qpos", "qvel", "act", "history", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active"),

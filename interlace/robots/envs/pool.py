@@ -15,8 +15,15 @@ from dataclasses import dataclass, field, replace
 from interlace.core.errors import InterlaceError, UserError
 from interlace.robots.envs.load import EnvConfig, check_memory
 from interlace.robots.envs.process import NO_JOB, PREPARED, serve_envs
-from interlace.rollouts.envs.jobs import EnvBatch, EnvCounts, EpisodeHistory, SlotAnswer, SlotJob
-from interlace.rollouts.envs.spec import EnvSpec, SimulatorError
+from interlace.rollouts.envs.spec import (
+    EnvBatch,
+    EnvCounts,
+    EnvSpec,
+    EpisodeHistory,
+    SimulatorError,
+    SlotAnswer,
+    SlotJob,
+)
 from interlace.runtime.process.child import frame_message, take_frames
 from interlace.runtime.process.links import Child
 from interlace.runtime.process.pool import (

@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import VectorEnv
+from interlace.robots.envs.base import VectorEnv, select_row
 from interlace.robots.envs.load import create_envs
 from interlace.robots.envs.slots import describe_error
-from interlace.robots.envs.spec import select_row
 from interlace.robots.envs.stepping import SimulatedEnvs
-from interlace.rollouts.envs.jobs import SlotAnswer, SlotChunk, SlotJob
-from interlace.rollouts.envs.spec import SimulatorError
+from interlace.rollouts.envs.spec import SimulatorError, SlotAnswer, SlotChunk, SlotJob
 from interlace.runtime.process.child import become_child, frame_message, receive_frame
 
 NO_JOB = 0xFFFFFFFF

@@ -10,10 +10,8 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
-from interlace.robots.envs.base import TaskSimulator, VectorEnv
-from interlace.robots.envs.spec import ChunkResult, EnvSettings, stack_observations
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError
+from interlace.robots.envs.base import ChunkResult, EnvSettings, TaskSimulator, VectorEnv, stack_observations
+from interlace.rollouts.envs.spec import Array, EnvSpec, Observation, SimulatorError, Start
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
-from interlace.robots.envs.base import Simulator
+from interlace.robots.envs.base import ChunkResult, EnvSettings, Simulator
 from interlace.robots.envs.slots import (
     EnvSlot,
     SlotEnvs,
@@ -18,9 +18,7 @@ from interlace.robots.envs.slots import (
     make_spec,
     reset_checked,
 )
-from interlace.robots.envs.spec import ChunkResult, EnvSettings
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import Array, Observation, SimulatorError
+from interlace.rollouts.envs.spec import Array, Observation, SimulatorError, Start
 
 _KEPT_STARTS = 512
 """Number of cached states after a reset, if states are swapped: the samples of a group share an initial state."""
@@ -106,7 +104,6 @@ class SimulatorStates:
             self._present.pop(place, None)
 
     def close(self) -> None:
-        """Frees all simulators."""
         for simulator in self._simulators.values():
             simulator.close()
         self._simulators.clear()

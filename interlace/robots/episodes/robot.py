@@ -24,9 +24,7 @@ from interlace.robots.features import Feature, StateFeatures
 from interlace.robots.world_model.imagination import ImaginationConfig
 from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
-from interlace.rollouts.envs.episode import EnvEpisode, FilmRecorder
-from interlace.rollouts.envs.jobs import SlotChunk, Start
-from interlace.rollouts.envs.spec import EnvSpec, Observation
+from interlace.rollouts.envs.spec import EnvEpisode, EnvSpec, FilmRecorder, Observation, SlotChunk, Start
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
 """Columns of a prompt that define the start of its episodes, and parts of a reward that count successes."""

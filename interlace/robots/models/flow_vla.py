@@ -230,7 +230,6 @@ class FlowVLAPolicy:
         """Remaining actions of the current chunk."""
 
     def reset(self) -> None:
-        """Starts an episode."""
         self._queue.clear()
 
     def sense(self, observation: Mapping[str, NDArray[np.generic]], task: str) -> Sensed:

@@ -20,7 +20,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FloatArray
 from interlace.models.config import FlowConfig
 from interlace.models.flow import FlowSchedule
-from interlace.models.pictures import PictureSteps
+from interlace.models.inputs import PictureSteps
 
 RELATIVE = "relative_actions_processor"
 """Step of the pipeline that makes actions relative to the state."""

@@ -12,8 +12,7 @@ from transformers import LlamaConfig
 from interlace.core.errors import UserError, nearest
 from interlace.models.action_tokens import action_statistics, check_ranges, range_names
 from interlace.models.config import GAUSSIAN, OPENVLA_TYPE
-from interlace.models.inputs import StateScaling
-from interlace.models.pictures import PictureSteps
+from interlace.models.inputs import PictureSteps, StateScaling
 from interlace.robots.models import openvla_oft as oft
 
 PROCESSOR = "preprocessor_config.json"

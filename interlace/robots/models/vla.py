@@ -24,8 +24,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 from interlace.models.config import FLOW, GAUSSIAN, SQUASHED, VLA_TYPE, RobotShape
 from interlace.models.flow import read_schedule
 from interlace.models.flow_head import FlowOutputs
+from interlace.models.tiny import build_word_tokenizer
 from interlace.models.transformers_lock import TRANSFORMERS_LOCK
-from interlace.models.words import build_word_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -250,7 +250,6 @@ class Replay:
         return {number: entry.uses for number, entry in self._entries.items()}
 
     def counts(self) -> ReplayCounts:
-        """Returns the statistics of the buffer."""
         return ReplayCounts(
             size=len(self._entries),
             in_memory=len(self._samples),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.payload import StoredSegments
+from interlace.core.recovery import Cause
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import InterlaceError, UserError, first_line
-from interlace.core.loop_thread import LoopThread
-from interlace.core.tasks import cancel_tasks
+from interlace.core.tasks import LoopThread, cancel_tasks
 from interlace.core.types import FloatArray
 from interlace.robots.serving.schema import (
     CONTINUES,

@@ -17,7 +17,7 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
-from interlace.robots.envs.spec import stack_observations
+from interlace.robots.envs.base import stack_observations
 from interlace.robots.serving.client import ActionChunk, PolicyClient
 from interlace.robots.serving.limits import ActionLimiter, LimitCounts, SafetyLimits
 from interlace.robots.serving.schema import Intervention, PolicySchema

@@ -6,8 +6,8 @@ from typing import Self
 import numpy as np
 
 from interlace.core.types import FloatArray
+from interlace.robots.envs.base import select_row
 from interlace.robots.envs.load import create_envs
-from interlace.robots.envs.spec import select_row
 from interlace.robots.serving.control import Tick
 from interlace.rollouts.envs.spec import EnvSpec, Observation
 
@@ -26,7 +26,6 @@ class SimulatedRobot:
         return self._envs.spec
 
     def reset(self, init_state: int, task: int = 0) -> None:
-        """Starts an episode."""
         found = self._envs.reset(seeds=[0], task_ids=[task], init_state_ids=[init_state])
         self._observed = select_row(found, 0)
 
@@ -48,7 +47,6 @@ class SimulatedRobot:
         return np.asarray(self._envs.expert_actions()[0, 0], np.float32)
 
     def close(self) -> None:
-        """Ends the simulator."""
         self._envs.close()
 
     def __enter__(self) -> Self:

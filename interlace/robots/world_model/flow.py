@@ -10,8 +10,7 @@ from interlace.models.config import WorldModelSettings
 from interlace.models.inputs import IMAGE, STATE
 from interlace.robots.episodes.robot import SUCCESS
 from interlace.robots.replay.buffer import Replay
-from interlace.runtime.handle import Handle
-from interlace.runtime.typed_group import TypedGroup
+from interlace.runtime.group import Handle, TypedGroup
 
 if TYPE_CHECKING:
     from interlace.robots.world_model.model import Transitions

@@ -10,9 +10,16 @@ from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.models.config import WorldModelSettings
 from interlace.models.published import newest_model
-from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.robots.world_model.latent import MOMENTS, LatentModel, LatentModelConfig
-from interlace.robots.world_model.model import CONFIG, STARTS, WEIGHTS, Transitions, WorldModel
+from interlace.robots.world_model.model import (
+    CONFIG,
+    STARTS,
+    WEIGHTS,
+    EnsembleModel,
+    EnsembleModelConfig,
+    Transitions,
+    WorldModel,
+)
 
 
 def create_world_model(

@@ -7,9 +7,8 @@ import numpy as np
 from interlace.core.types import Metrics
 from interlace.models.config import WorldModelSettings
 from interlace.models.published import newest_model, publish_model
-from interlace.robots.world_model.ensemble import EnsembleModel
 from interlace.robots.world_model.load import create_world_model, load_world_model
-from interlace.robots.world_model.model import Transitions, error_by_horizon
+from interlace.robots.world_model.model import EnsembleModel, Transitions, error_by_horizon
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 HORIZONS = (1, 2, 4, 8, 16)

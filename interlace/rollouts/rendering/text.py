@@ -6,7 +6,7 @@ Sampled tags are found by their ids.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interlace.models.typed_tags import TypedTags, list_special
+from interlace.models.token_text import TypedTags, list_special
 from interlace.rollouts.rendering.parsers.base import MarkedText
 
 if TYPE_CHECKING:

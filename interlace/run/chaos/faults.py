@@ -13,7 +13,7 @@ from interlace.run.chaos.phases import PHASES, Phase
 from interlace.run.clusters.base import back_end
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import find_needed_roles, num_ranks
-from interlace.schedule.roles import ROLES
+from interlace.schedule.placement import ROLES
 
 KINDS = ("kill", "stop")
 TRAINED = ("actor", "critic")

@@ -1,26 +1,230 @@
 """A run of a recipe on this machine under faults, next to the same run without them."""
 
+import contextlib
+import heapq
 import math
+import os
+import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from interlace.core.errors import InterlaceError
+from interlace.core.processes import list_children, read_command, read_name
+from interlace.core.random import keyed_random
 from interlace.core.types import TerminalEvent
+from interlace.engines.rollout.services.process import GUARD, find_guards
 from interlace.observe.checkpoints import Checkpoints
-from interlace.observe.jsonl import read_rows
+from interlace.observe.jsonl import read_rows, read_transcripts
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
-from interlace.observe.transcripts import read_transcripts
 from interlace.run.callbacks import Callbacks, StepInfo
-from interlace.run.chaos.certificate import Certificate, EndedKey, SampleCounts
-from interlace.run.chaos.faults import FaultSpec
-from interlace.run.chaos.inject import ChaosProgress, Injector
+from interlace.run.chaos.certificate import Certificate, EndedKey, FaultRecord, SampleCounts
+from interlace.run.chaos.faults import EPISODE, TRAINED, FaultSpec
+from interlace.run.chaos.phases import RunPhases
 from interlace.run.equivalence import largest_difference, read_weights
 from interlace.run.recipe.config import Recipe
 from interlace.run.train import train
+from interlace.runtime.process.child import process_name
+
+LOOK_S, AIMED_LOOK_S = 0.05, 0.002
+"""Seconds between two looks for processes, and between two looks at the phase for which a fault waits."""
+REPORTED = ("rollout", "reference", *TRAINED)
+"""Roles of which the run reports that a worker is back."""
+_BACK = re.compile(r"(?P<role>\w+)(/\d+)? (is back|runs again)")
+_STARTED = re.compile(rf"(?P<role>{'|'.join(TRAINED)}): micro-batches are .*")
+"""Report about a role that trains, after the start of all its ranks with their weights."""
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class Injector:
+    """Thread that sends signals to the processes of a run at the times of its faults."""
+
+    def __init__(self, faults: Sequence[FaultSpec], seed: int, engines: Path) -> None:
+        """engines: folder of the records of the run's servers."""
+        self._faults, self._seed, self._engines = faults, seed, engines
+        self.phases = RunPhases()
+        self._start_s = time.monotonic()
+        self._due: list[tuple[float, int, FaultSpec]] = []
+        """Heap of (time, number, fault)."""
+        self._waiting: set[FaultSpec] = set()
+        """Faults that were drawn and have not come."""
+        self._targets: dict[str, dict[int, str]] = {}
+        """Processes by role, each with its group."""
+        self._num_due = self._last_step = 0
+        self._lock, self._has_ended = threading.Lock(), threading.Event()
+        self.records: list[FaultRecord] = []
+        self._open: dict[int, tuple[int, FaultSpec, float, set[int]]] = {}
+        """Faults without a replacement yet: by the place of the record, (target, fault, time, processes)."""
+        self._thread = threading.Thread(target=self._work, name="chaos", daemon=True)
+
+    def __enter__(self) -> Self:
+        for fault in self._faults:
+            if fault.at_s is not None:
+                self._add_fault(self._start_s + fault.at_s, fault)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def on_step(self, info: StepInfo) -> None:
+        """Draws the faults of the next step. Called after each step."""
+        if info.step == info.num_steps or info.step <= self._last_step:
+            return  # a run that starts again repeats steps, and their faults have happened
+        self._last_step = info.step
+        for fault in self._faults:
+            place = fault.delay_in(info.step + 1, self._seed)
+            if place is None:
+                continue
+            if fault.phase is None:
+                self._add_fault(time.monotonic() + place * info.metrics.get("timing_s/step", 0.0), fault)
+            elif fault not in self._waiting:  # a phase that not every step has gets one fault when it comes
+                self._add_fault(time.monotonic(), fault)
+
+    def _add_fault(self, at_s: float, fault: FaultSpec) -> None:
+        self._waiting.add(fault)
+        with self._lock:
+            heapq.heappush(self._due, (at_s, self._num_due, fault))
+            self._num_due += 1
+
+    def _work(self) -> None:
+        looked_s = -math.inf
+        while not self._has_ended.wait(AIMED_LOOK_S if any(fault.phase for fault in [*self._waiting]) else LOOK_S):
+            if time.monotonic() - looked_s >= LOOK_S:
+                self._targets = {role: self._find_targets(role) for role in {fault.role for fault in self._faults}}
+                self._note_replacements()
+                looked_s = time.monotonic()
+            # A fault whose role has no process at the moment waits until it has one.
+            again = [due for due in self._take_due() if not self._inject_fault(due[2], due[1])]
+            with self._lock:
+                self._due += again
+                heapq.heapify(self._due)
+
+    def _take_due(self) -> list[tuple[float, int, FaultSpec]]:
+        now_s, due = time.monotonic(), []
+        with self._lock:
+            while self._due and self._due[0][0] <= now_s:
+                due.append(heapq.heappop(self._due))
+        return due
+
+    def _find_targets(self, role: str) -> dict[int, str]:
+        """Returns the processes of a role, each with the group that it serves, or else its role."""
+        ranks = {process: self.phases.find_group(process) or role for process in role_processes(role)}
+        return ranks | (list_servers(self._engines) if role == "rollout" else {})
+
+    def _inject_fault(self, fault: FaultSpec, number: int) -> bool:
+        struck = {target for target, *_ in self._open.values()}
+        phases = {
+            process: self.phases.list_phases(group)
+            for process, group in self._targets[fault.role].items()
+            if process not in struck
+        }
+        found = sorted(process for process in phases if fault.phase in (None, *phases[process]))
+        if not found:
+            return False
+        target = found[keyed_random("chaos target", self._seed, fault.text, number).randrange(len(found))]
+        if target not in self._find_targets(fault.role):
+            return False  # it has ended since the last lookup
+        try:
+            os.kill(target, SIGNALS[fault.kind])
+        except ProcessLookupError:
+            return False
+        self._waiting.discard(fault)
+        now_s = time.monotonic()
+        self._open[len(self.records)] = (target, fault, now_s, {*phases})
+        record = FaultRecord(
+            fault=fault.text,
+            role=fault.role,
+            target=f"process {target}",
+            phase=fault.phase or phases[target][0],
+            at_s=now_s - self._start_s,
+            recovered_s=None,
+        )
+        self.records.append(record)
+        return True
+
+    def _note_replacements(self) -> None:
+        for place, (target, fault, since_s, before) in [*self._open.items()]:
+            if fault.role in REPORTED:
+                continue  # a new process is not yet a worker that serves: see record_recovery()
+            now = {*self._targets[fault.role]}
+            if target not in now and now - before:
+                self._set_recovered(place, time.monotonic() - since_s)
+
+    def record_recovery(self, role: str) -> None:
+        """Notes that a lost worker serves again."""
+        for place, (_, fault, since_s, _) in [*self._open.items()]:
+            if fault.role == role:
+                self._set_recovered(place, time.monotonic() - since_s)
+                if role not in TRAINED:  # a start of the run replaces all its trainers
+                    return
+
+    def _set_recovered(self, place: int, seconds: float) -> None:
+        self._open.pop(place, None)
+        self.records[place] = replace(self.records[place], recovered_s=seconds)
+
+
+class ChaosProgress(QuietProgress):
+    """Progress of a run under faults, with notes of its evaluations and of workers that are back."""
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        del note
+        self._injector.phases.note_stage(name, is_done=done == total)
+
+    def say(self, text: str) -> None:
+        if match := _BACK.fullmatch(text) or _STARTED.fullmatch(text):
+            self._injector.record_recovery(match["role"])
+
+
+NAMES = {EPISODE: ("episodes",), "env": ("environment", "env")}
+"""Names of the processes by role, if another name than the role's: those that a fork server starts, and ranks."""
+RANK_ON_RAY = "ray::RankActor"
+"""Name of the process of a rank on Ray, of which a thread has the name of the role."""
+
+
+def role_processes(role: str, of: int | None = None) -> list[int]:
+    """Returns the processes of a role below a process (None: this one), oldest first."""
+    below = _list_descendants(os.getpid() if of is None else of)
+    guards = [each for each in below if role == "rollout" and GUARD in read_command(each)]
+    if guards:
+        return sorted(child for guard in guards for child in list_children(guard))
+    wanted = {process_name(name) for name in NAMES.get(role, (role,))}
+    return sorted(each for each in below if wanted & {*_list_names(each)})
+
+
+def list_servers(engines: Path) -> dict[int, str]:
+    """Returns the servers of a run's engines, which on Ray are no children of the run, each with its group.
+
+    engines: folder of the records of the servers.
+    """
+    return {
+        child: f"rollout/{number}" for guard, number in find_guards(engines).items() for child in list_children(guard)
+    }
+
+
+def _list_names(process: int) -> Sequence[str]:
+    """Returns the names that mark a process: its name, or on Ray the names of its threads."""
+    name = read_name(process)
+    if name != RANK_ON_RAY:
+        return (name,)
+    with contextlib.suppress(OSError):  # the process has ended
+        return [read_name(int(thread.name)) for thread in Path(f"/proc/{process}/task").iterdir()]
+    return ()
+
+
+def _list_descendants(process: int) -> Sequence[int]:
+    return [each for child in list_children(process) for each in (child, *_list_descendants(child))]
+
 
 TRAINED_COLUMNS = ("step", "uid", "index", "token_ids", "reward")
 
@@ -51,8 +255,6 @@ class _StepClock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
-    """Data of a run in its folder."""
-
     folder: RunFolder
     clock: _StepClock
     error: str = ""

@@ -13,8 +13,8 @@ from interlace.core.errors import UserError
 from interlace.core.host_memory import host_memory_bytes
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
-from interlace.data.load_sampler import create_sampler
 from interlace.data.loading import PromptSet
+from interlace.data.mixture import create_sampler
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
@@ -27,7 +27,7 @@ from interlace.models.inputs import input_embedding
 from interlace.models.loading import check_model, count_ids, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, context_length, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
-from interlace.rewards.rows import check_rows
+from interlace.rewards.base import check_rows
 from interlace.robots.env_stage import simulators_of
 from interlace.robots.envs.fleet import check_saves
 from interlace.robots.envs.load import simulators_bytes
@@ -39,8 +39,7 @@ from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import WorkerMemory, check_memory, forecast_memory, measure_loads, sum_by_device
 from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
-from interlace.run.recipe.prompts import message_writer, recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_alignment, check_context
+from interlace.run.recipe.prompts import check_alignment, check_context, message_writer, recipe_prompts
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
@@ -159,7 +158,6 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
 
 
 def _count_updates(recipe: Recipe) -> int:
-    """Counts the optimizer updates of a run."""
     settings = recipe.algorithm.settings
     if isinstance(settings, ReplayedSettings):
         turns = recipe.prompts_per_step * recipe.samples_per_prompt * recipe.episode.max_turns

@@ -5,7 +5,7 @@ from pathlib import Path
 from interlace.algorithms import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
-from interlace.data.load_sampler import list_learning_samplers
+from interlace.data.mixture import list_learning_samplers
 from interlace.models.config import ModelConfig
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline, list_algorithms
 from interlace.run.warmup_inputs import describe_content

@@ -2,8 +2,8 @@
 
 from interlace.algorithms import Algorithm, algorithm_names, create_algorithm
 from interlace.core.errors import UserError
-from interlace.data.check import check_sources
 from interlace.data.config import SourceConfig
+from interlace.data.mixture import check_sources
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.train.config import training_temperature
 from interlace.observe.loggers import load_logger
@@ -21,8 +21,7 @@ from interlace.run.recipe.layout import num_ranks
 from interlace.run.recipe.load import check_data_files
 from interlace.run.recipe.metric_names import check_best
 from interlace.run.recipe.sections import EvaluationConfig
-from interlace.schedule.placement import Device
-from interlace.schedule.roles import list_placed_roles
+from interlace.schedule.placement import Device, list_placed_roles
 
 
 def check_new_run(recipe: Recipe, spec: str | None = None, *, has_callbacks: bool = False) -> None:

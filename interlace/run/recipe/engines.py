@@ -78,7 +78,7 @@ def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel"
     is_fixed: whether the servers must serve the weights that they started with.
     """
     from interlace.engines.rollout.services.check import WantedModel, check_servers
-    from interlace.engines.rollout.services.http import Address
+    from interlace.engines.rollout.services.protocol import Address
 
     urls = kind.check_urls()
     wanted = WantedModel(

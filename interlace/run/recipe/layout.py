@@ -7,8 +7,7 @@ from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import MeshShape, TrainedConfig
 from interlace.run.recipe.config import Recipe
-from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES, Role
+from interlace.schedule.placement import ROLES, Device, Role
 
 
 def find_needed_roles(needs: Needs) -> tuple[Role, ...]:

@@ -9,7 +9,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt, Sample
 from interlace.data.warmup import load_demonstrator
 from interlace.models.loading import load_tokenizer
-from interlace.models.typed_tags import special_tags
+from interlace.models.token_text import special_tags
 from interlace.rewards.classifier import encode_scored
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.offline_rows import RowEncoder

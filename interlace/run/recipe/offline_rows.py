@@ -13,12 +13,11 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages
 from interlace.core.random import keyed_random
 from interlace.core.types import BoolArray, Prompt, Sample
-from interlace.data.chat import read_message
 from interlace.data.columns import CHAT, CHOSEN, COMPLETION, REJECTED
 from interlace.data.config import DataConfig, SourceConfig
 from interlace.data.demonstrations.base import Demonstrator
+from interlace.data.formatting import Row, read_message
 from interlace.data.loading import PromptSet, load_prompts
-from interlace.data.rows import Row
 from interlace.models.token_text import encode_continuation, with_end
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.examples import ExampleWriter

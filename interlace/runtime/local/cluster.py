@@ -13,7 +13,6 @@ from typing import Any
 from interlace.core.errors import RemoteError, UserError
 from interlace.core.processes import name_own_folder, remove_left_folders
 from interlace.core.tasks import is_cancelled
-from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
@@ -21,8 +20,8 @@ from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, make_shared_folder
 from interlace.runtime.rank import Rank, RankResult, turn_of
 from interlace.runtime.result_order import ResultOrder
-from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.waits import Clock
+from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from multiprocessing import forkserver
 
-from interlace.core.heap import freeze_heap
+from interlace.core.host_memory import freeze_heap
 from interlace.core.processes import continue_after_parent
 
 LOCKED_S = 2.0

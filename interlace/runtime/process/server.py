@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from interlace.core.errors import DiskFullError, RemoteError, UserError
-from interlace.core.heap import freeze_heap
+from interlace.core.host_memory import freeze_heap
 from interlace.core.payload import Dumps
 from interlace.runtime.process.frames import CONSTRUCTION, LAST, UNAWAITED, Assembler, Call, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays, write_all

@@ -49,7 +49,6 @@ class SharedFolder:
         self.path = made.rename(made.with_name(made.name[1:]))  # other processes see the folder only once it is locked
 
     def remove(self) -> None:
-        """Removes the folder, at the end."""
         # Rename it first: a process that is about to be killed then adds no file while the folder is removed.
         hidden = self.path.with_name(f".{self.path.name}-removed")
         with contextlib.suppress(OSError):

@@ -27,12 +27,10 @@ from interlace.runtime.process.admission import admit
 from interlace.runtime.process.shared import SharedArrays, make_shared_folder
 from interlace.runtime.rank import Rank
 from interlace.runtime.ray.actor import Endpoint, RankActor
-from interlace.runtime.ray.contents import RemotePayloads
-from interlace.runtime.ray.rank import RayRank
+from interlace.runtime.ray.rank import RayRank, RemotePayloads
 from interlace.runtime.ray.session import RaySession
 from interlace.runtime.result_order import ResultOrder
-from interlace.runtime.worker import Rendezvous, WorkerContext
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Rendezvous, WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 

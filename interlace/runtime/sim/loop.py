@@ -47,7 +47,6 @@ class _Timer(asyncio.TimerHandle):
     _loop: "VirtualLoop"
 
     def done(self) -> bool:
-        """Returns whether the timer was cancelled."""
         return self.cancelled()
 
     def set_result(self, _nothing: None) -> None:

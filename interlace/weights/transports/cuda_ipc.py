@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from interlace.weights.codecs.base import Parcel, Piece
@@ -35,7 +36,6 @@ class IpcSender(Sender):
         self._kept: deque[dict[str, Tensor]] = deque(maxlen=KEPT)
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
-        import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
         held = dict(own_tensors(parcel, copy=True))

@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from interlace.core.errors import InterlaceError
 from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
@@ -64,8 +64,6 @@ class Pair:
     backend = "gloo"
 
     def __init__(self, meeting: Meeting, rank: int, patience_s: float) -> None:
-        from torch import distributed
-
         made: Any = distributed.ProcessGroupGloo
         self._group = made(meeting, rank, 2, timedelta(seconds=patience_s))
         self._other = 1 - rank
@@ -236,7 +234,6 @@ class PeerReceiver(Receiver):
                 self._calls.pop(address).connection.close()
 
     def close(self) -> None:
-        """Closes all connections."""
         for call in self._calls.values():
             call.connection.close()
         self._calls.clear()

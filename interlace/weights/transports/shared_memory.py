@@ -69,7 +69,6 @@ class _Slot:
         return True
 
     def unlock(self) -> None:
-        """Releases the lock."""
         import fcntl
 
         fcntl.flock(self._file, fcntl.LOCK_UN)

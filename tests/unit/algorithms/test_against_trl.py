@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import LossInputs
-from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.engine import Aggregator
 from tests.unit.algorithms.groups import LENGTHS, loss_inputs
 
 MAX_LENGTH = 16

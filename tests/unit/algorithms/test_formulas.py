@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import LossInputs
-from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.engine import Aggregator
 
 CONSTANT = 11
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")

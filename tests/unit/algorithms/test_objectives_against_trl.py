@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import LossInputs
-from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.engine import Aggregator
 
 CHOSEN, REJECTED = (3, 1, 5), (4, 2, 2)
 """Tokens of the completions of three pairs."""

@@ -9,9 +9,8 @@ from transformers import GenerationConfig
 from interlace.api.generation import generate_texts
 from interlace.core.errors import UserError
 from interlace.core.types import SamplingParams
-from interlace.data.chat import Messages
 from interlace.data.config import PromptFormat
-from interlace.data.rows import Row
+from interlace.data.formatting import Messages, Row
 from interlace.models.tiny import build_tiny
 
 PROMPTS = ["1+1", "hello"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.cli.complete import complete_recipe, complete_run, complete_setting
+from interlace.cli.preflight import complete_recipe, complete_run, complete_setting
 
 MAIN = "import sys; sys.argv[0] = 'interlace'; from interlace.cli.main import app; app(prog_name='interlace')"
 

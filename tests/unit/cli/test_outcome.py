@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from interlace.cli.outcome import evaluation_tables, list_written_paths, outcome_tables
-from interlace.observe.answers import EvaluationAnswer
+from interlace.observe.run_data import EvaluationAnswer
 from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.causes import Cause, cause_of
 from interlace.core.errors import RemoteError, StoppedError, close_names, nearest
+from interlace.core.recovery import Cause, cause_of
 
 
 def test_a_remote_error_survives_the_way_home() -> None:

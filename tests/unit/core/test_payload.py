@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from interlace.core import payload
-from interlace.core.causes import cause_of
 from interlace.core.errors import PayloadLostError
 from interlace.core.payload import (
     PayloadStore,
@@ -21,6 +20,7 @@ from interlace.core.payload import (
     is_lost,
     remove_orphans,
 )
+from interlace.core.recovery import cause_of
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, Request, Response, Sample, SampleKey, SamplingParams, Segment
 from interlace.robots.replay.trajectory_file import sample_from_bytes, sample_to_bytes

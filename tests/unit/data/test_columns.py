@@ -9,7 +9,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.data.columns import to_row
-from interlace.data.rows import Row
+from interlace.data.formatting import Row
 
 VERL = {
     "prompt": [{"role": "user", "content": "1+1?"}],

@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.data.config import FileSource
-from interlace.data.files import table_rows
+from interlace.data.loading import table_rows
 
 GOOD = {"prompt": "1+1", "answer": 2, "level": "easy"}
 

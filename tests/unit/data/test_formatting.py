@@ -11,8 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message
 from interlace.core.types import JSON
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import read_prompt, render, to_prompts
-from interlace.data.rows import Row
+from interlace.data.formatting import Row, read_prompt, render, to_prompts
 from interlace.models.tiny import build_tokenizer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import create_renderer

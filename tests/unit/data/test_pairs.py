@@ -4,9 +4,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.data.columns import to_row
-from interlace.data.pairs import split_pair
-from interlace.data.rows import Row
+from interlace.data.columns import split_pair, to_row
+from interlace.data.formatting import Row
 
 USER = {"role": "user", "content": "What color is the sky?"}
 BLUE, GREEN = ({"role": "assistant", "content": f"It is {color}."} for color in ("blue", "green"))

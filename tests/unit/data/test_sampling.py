@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import DataConfig
-from interlace.data.load_sampler import create_sampler
+from interlace.data.mixture import create_sampler
 from interlace.data.sampling import PromptSampler
 from interlace.data.stream import PromptStream, StreamState
 

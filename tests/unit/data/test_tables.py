@@ -7,9 +7,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.data.config import HubSource
-from interlace.data.files import read_hub
-from interlace.data.objects import read_rows
-from interlace.data.tables import read_table
+from interlace.data.loading import read_hub
+from interlace.data.tables import read_rows, read_table
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": 'a, "b"\nc', "answer": "é"}]
 
@@ -136,7 +135,7 @@ def test_a_data_set_of_the_hub_is_read_up_to_its_limit(tmp_path: Path, monkeypat
     """The library reads a folder of files as it reads the hub; only the fetch differs."""
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("interlace.data.files._check_reach", lambda name: None)
+    monkeypatch.setattr("interlace.data.loading._check_reach", lambda name: None)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 3))
     name = str(tmp_path / "set")
@@ -154,7 +153,7 @@ def test_a_data_set_of_the_hub_with_other_columns_in_a_file_is_refused(
 ) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("interlace.data.files._check_reach", lambda name: None)
+    monkeypatch.setattr("interlace.data.loading._check_reach", lambda name: None)
     (tmp_path / "set").mkdir()
     for name in ("answer", "solution"):
         (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps({"prompt": "1+1", name: "2"}) + "\n")

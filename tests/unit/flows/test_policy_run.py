@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
-from interlace.core.causes import Cause, SampleFailure
 from interlace.core.errors import InterlaceError, UserError
+from interlace.core.recovery import Cause, SampleFailure
 from interlace.core.types import (
     NO_GROUP,
     Prompt,

@@ -4,7 +4,7 @@ import asyncio
 
 from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
 from interlace.flows.step_metrics import StepMeter, WaitMeter, _rewards
-from interlace.observe.step_line import estimate_time_left
+from interlace.observe.progress import estimate_time_left
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import EngineCall, TurnStart

@@ -21,7 +21,7 @@ from interlace.forecast.simulate import Simulation
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
-from interlace.stages.live import LIVE
+from interlace.stages.factory import LIVE
 from tests.support.plan_search import score
 
 SHORT, LONG = Schedule(dispatch="least_tokens"), Schedule(dispatch="longest_first")

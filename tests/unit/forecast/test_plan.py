@@ -267,8 +267,7 @@ def test_bad_input_is_told(words, reason, tmp_path, monkeypatch) -> None:
 
 
 def test_a_profile_of_another_model_or_machine_is_refused_here() -> None:
-    from interlace.forecast.profile.profile import device_name
-    from interlace.forecast.profile.store import check_profile
+    from interlace.forecast.profile.profile import check_profile, device_name
     from interlace.run.clusters.base import back_end
 
     recipe = load_recipe("quickstart")

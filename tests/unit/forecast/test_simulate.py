@@ -19,7 +19,7 @@ from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, R
 from interlace.forecast.simulate import Simulated, Simulation, simulate
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.load import load_recipe
-from interlace.runtime.sim.faults import Fault
+from interlace.runtime.sim.cluster import Fault
 from interlace.schedule.presets import preset_names
 
 PROFILE = Profile(

@@ -5,7 +5,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from interlace.forecast.svg import Scale, label, nice_ticks
+from interlace.forecast.plan_report import Scale, label, nice_ticks
 
 NUMBERS = st.floats(-1e6, 1e6)
 

@@ -15,7 +15,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import check_model, load_model
 from interlace.models.stop_tokens import read_stop_tokens
 from interlace.models.tiny import build_tiny, build_tokenizer
-from interlace.observe.manifest import MANIFEST, write_manifest
+from interlace.observe.checkpoints import MANIFEST, write_manifest
 from tests.support.gguf_tensors import list_gguf_tensors
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from interlace.observe.answers import ANSWERS_FILE, EvaluationAnswer, read_answers, write_answers
+from interlace.observe.run_data import ANSWERS_FILE, EvaluationAnswer, read_answers, write_answers
 
 
 def answer(response: str) -> EvaluationAnswer:

@@ -8,7 +8,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.films import Film, contact_sheet, png, read_films, sheet_of, show_in_tensorboard, write_films
-from interlace.observe.report.entry import Entry
+from interlace.observe.report.header import Entry
 from interlace.observe.report.page import render_content
 from interlace.observe.run_data import RunData
 

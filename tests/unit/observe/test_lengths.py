@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.observe.lengths import LengthBias, ks_distance
+from interlace.observe.run_data import LengthBias, ks_distance
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.observe.manifest import MANIFEST, find_damage, write_manifest
+from interlace.observe.checkpoints import MANIFEST, find_damage, write_manifest
 
 
 @pytest.fixture

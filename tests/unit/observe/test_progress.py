@@ -10,8 +10,7 @@ from rich.console import Console
 
 from interlace.observe.notebook import NotebookProgress
 from interlace.observe.open_progress import open_progress
-from interlace.observe.progress import ProgressView
-from interlace.observe.step_line import StepLine, brief, duration, short
+from interlace.observe.progress import ProgressView, StepLine, brief, duration, short
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.load import load_recipe
 

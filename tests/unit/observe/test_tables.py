@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from interlace.observe.answers import EvaluationAnswer
 from interlace.observe.goodput import Ledger
+from interlace.observe.run_data import EvaluationAnswer
 from interlace.observe.tables import (
     AccuracyRow,
     DerivedNumber,

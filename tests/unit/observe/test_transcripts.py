@@ -8,7 +8,7 @@ import numpy as np
 
 from interlace.core.runs import Runs
 from interlace.core.types import Prompt, Sample, SampleKey, Segment, TerminalEvent
-from interlace.observe.transcripts import write_transcripts
+from interlace.observe.jsonl import write_transcripts
 
 
 @dataclass(frozen=True, kw_only=True)

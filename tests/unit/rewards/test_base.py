@@ -8,9 +8,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, RewardResult
-from interlace.rewards.base import Score, ScoreRequest, load_reward
+from interlace.rewards.base import Score, ScoreRequest, add_up, load_reward
 from interlace.rewards.config import RewardConfig
-from interlace.rewards.results import add_up
 from tests.support.evaluate_reward import evaluate
 
 

@@ -13,7 +13,7 @@ from interlace.core.messages import Message
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
 from interlace.models.config import ModelConfig
-from interlace.models.typed_tags import special_tags
+from interlace.models.token_text import special_tags
 from interlace.rewards.classifier import ModelScorer, encode_scored
 from interlace.rewards.config import RewardConfig
 from tests.support.reward_model import CONTEXT, write_model

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from interlace.core.causes import Cause
 from interlace.core.errors import InterlaceError, RestartBudgetError
+from interlace.core.recovery import Cause
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.config import RewardConfig
 from interlace.rewards.pool import ScoringPool
 from interlace.rewards.scorer import Scorer
 from interlace.rewards.signature import ScoreRequest
-from interlace.run.chaos.processes import role_processes
+from interlace.run.chaos.real import role_processes
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import EMPTY_INT, Prompt
+from interlace.rewards.base import check_rows
 from interlace.rewards.config import RewardConfig
 from interlace.rewards.given import name_of
-from interlace.rewards.rows import check_rows
 from interlace.rewards.scorer import try_reward
 
 

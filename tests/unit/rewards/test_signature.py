@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.rewards.base import LoadedReward, evaluate_batch
+from interlace.rewards.base import WRONG_TYPE, LoadedReward, evaluate_batch
 from interlace.rewards.config import RewardConfig, RewardPart
-from interlace.rewards.results import WRONG_TYPE
 from interlace.rewards.signature import ScoreRequest, check_row, reward_call
 from tests.support.evaluate_reward import evaluate
 

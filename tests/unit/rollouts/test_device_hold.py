@@ -11,8 +11,7 @@ from interlace.models.tiny import build_tiny
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import RankResult
-from interlace.runtime.worker import Worker, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from interlace.weights.config import WeightsConfig
 from interlace.weights.ref import Route, WeightRef

@@ -15,7 +15,7 @@ from interlace.rollouts.pool import EnginePool
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import Rank, RankResult
-from interlace.runtime.revival import Revival
+from interlace.runtime.worker import Revival
 from interlace.schedule.schedule import Schedule
 from interlace.weights.config import WeightsConfig
 from interlace.weights.ref import Route, WeightRef

@@ -11,7 +11,7 @@ import pytest
 from interlace.core.row import FlowRow, is_row
 from interlace.core.types import Request, Sample
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.forecast.costs.envs import SimulatedSimulators
+from interlace.forecast.costs.episodes import SimulatedSimulators
 from interlace.forecast.costs.rollout import SimulatedEngine
 from interlace.forecast.costs.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
 from interlace.robots.env_worker import EnvWorker
@@ -25,7 +25,7 @@ from interlace.rollouts.role_groups import (
     RolloutGroup,
     TrainedGroup,
 )
-from interlace.runtime.typed_group import TypedGroup
+from interlace.runtime.group import TypedGroup
 from interlace.runtime.worker import Worker, operation_of
 from interlace.workers.actor import ActorCriticWorker, ActorWorker
 from interlace.workers.critic import CriticWorker, ProcessRewardWorker

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from interlace.core.causes import Cause
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartBudgetError
 from interlace.core.messages import Message, ToolCall, ToolSpec
+from interlace.core.recovery import Cause
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, FinishReason, Prompt, Sample, SampleKey
 from interlace.engines.rollout import NativeConfig

@@ -10,8 +10,8 @@ from interlace.core.types import Prompt, SampleKey
 from interlace.flows.run import SINGLE_TURN
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.rollouts.base import Session
+from interlace.rollouts.dispatcher import ToolWaits
 from interlace.rollouts.driver import EngineDriver
-from interlace.rollouts.tool_waits import ToolWaits
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.presets import load_schedule

@@ -7,7 +7,7 @@ import pytest
 
 from interlace.run.chaos.certificate import FaultRecord
 from interlace.run.chaos.faults import parse_faults
-from interlace.run.chaos.inject import ChaosProgress, Injector
+from interlace.run.chaos.real import ChaosProgress, Injector
 
 
 @pytest.mark.parametrize(

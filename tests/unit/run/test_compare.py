@@ -7,7 +7,7 @@ import pytest
 from interlace.core.errors import StoppedError
 from interlace.observe.progress import QuietProgress
 from interlace.observe.stop import StopSignal
-from interlace.run.compare import run_variants
+from interlace.run.outcome import run_variants
 from interlace.run.recipe.load import load_recipe
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.run.estimates import Estimate, bootstrap_interval, estimate, pass_at_k, wilson_interval
-from interlace.run.evaluation import Evaluation
+from interlace.run.evaluation import Estimate, Evaluation, bootstrap_interval, estimate, pass_at_k, wilson_interval
 from interlace.run.recipe.sections import EvaluationConfig
 
 

@@ -8,7 +8,7 @@ from interlace.run.launch import revival_rule
 from interlace.run.make_engines import EngineSource, make_actor_engine, make_rollout_engine
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.worker import WorkerContext
-from interlace.schedule.roles import role_named
+from interlace.schedule.placement import role_named
 from tests.support.publication import published
 
 CONTEXT = WorkerContext(group="actor/0", rank=0, num_ranks=1, devices=("cpu:0",))

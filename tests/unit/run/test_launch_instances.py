@@ -17,9 +17,8 @@ from interlace.run.launch import RoleWorker, launch_instances
 from interlace.run.launch_services import fix_addresses
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker_spec import WorkerSpec
-from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES
+from interlace.runtime.worker import WorkerSpec
+from interlace.schedule.placement import ROLES, Device
 from interlace.workers.rollout import RolloutWorker
 
 

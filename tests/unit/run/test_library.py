@@ -9,7 +9,7 @@ import torch
 from pandas import DataFrame
 
 from interlace import train
-from interlace.api.given_run import GivenRun
+from interlace.api.train import GivenRun
 from interlace.core.errors import UserError
 from interlace.data.config import PromptFormat
 from interlace.models.tiny import build_tiny

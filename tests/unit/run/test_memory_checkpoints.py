@@ -6,7 +6,7 @@ import pytest
 
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_identity import RunIdentity
-from interlace.run.memory_checkpoints import MemoryCheckpoints
+from interlace.run.saving import MemoryCheckpoints
 
 RUN = RunIdentity(run="0", model="tiny")
 

@@ -12,8 +12,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.run.offline import PART, encode_on_thread
 from interlace.run.recipe.offline_rows import RowEncoder
-from interlace.runtime.clock import LoopClock
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import LoopClock, WaitRegistry
 
 ENCODER = RowEncoder(
     kind="demonstrations", tokenizer=load_tokenizer(ModelConfig(path="tiny:micro")), renderer=None, demonstrator=None

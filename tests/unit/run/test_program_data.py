@@ -11,9 +11,8 @@ from pandas import DataFrame
 
 from interlace.algorithms.maxrl import MaxRL
 from interlace.core.errors import UserError
-from interlace.data.load_sampler import create_sampler
-from interlace.observe.program_files import follow_moved_file
-from interlace.observe.run_identity import may_change
+from interlace.data.mixture import create_sampler
+from interlace.observe.run_identity import follow_moved_file, may_change
 from interlace.rewards.config import GIVEN
 from interlace.rewards.scorer import try_reward
 from interlace.run.library import ProgramInputs

@@ -11,8 +11,8 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.rewards.signature import reward_call
-from interlace.run import program_rows
-from interlace.run.program_rows import rows_by_place, write_rows
+from interlace.run import program_data
+from interlace.run.program_data import rows_by_place, write_rows
 
 CALLS = (reward_call(lambda response, answer: 1.0),)
 NESTED = {"question": "1+1", "reward_model": {"ground_truth": "2"}}
@@ -42,7 +42,7 @@ def test_any_rows_are_read(tmp_path: Path, make: object) -> None:
 
 def test_rows_without_an_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were read until the memory was full."""
-    monkeypatch.setattr(program_rows, "MAX_STREAMED", 50)
+    monkeypatch.setattr(program_data, "MAX_STREAMED", 50)
     made = ({"prompt": str(number), "answer": ""} for number in itertools.count())
     with pytest.raises(UserError, match=r"data is a generator without a length, which has given 50 rows .*islice"):
         written(made, tmp_path)

@@ -4,7 +4,7 @@ import pytest
 
 from interlace.core.errors import HangError, InterlaceError, RemoteError, WorkerDiedError, WorkerHungError
 from interlace.core.recovery import HOUR_S, RecoveryConfig
-from interlace.run.restarts import RunRestarts, describe_loss
+from interlace.run.train import RunRestarts, describe_loss
 
 
 def restarts(per_hour: int, in_a_row: int, times_s: list[float] | None = None) -> RunRestarts:

@@ -14,12 +14,10 @@ from interlace.flows.run import RoleGroups
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity
-from interlace.run.memory_checkpoints import MemoryCheckpoints
-from interlace.run.saving import Saver
+from interlace.run.saving import MemoryCheckpoints, Saver
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
 

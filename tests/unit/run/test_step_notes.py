@@ -9,7 +9,7 @@ from interlace.flows.steps import Ended, StepResult
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.load import load_recipe
-from interlace.run.step_notes import StepNotes
+from interlace.run.step_boundary import StepNotes
 
 
 class Said(QuietProgress):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from interlace.core.types import TerminalEvent
 from interlace.runtime.channel import Channel, ChannelFull
-from interlace.runtime.clock import LoopClock
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import LoopClock, WaitRegistry
 
 
 @dataclass(frozen=True)

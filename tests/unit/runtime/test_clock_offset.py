@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.runtime.process.open_calls import DRIFT, ClockOffset
+from interlace.runtime.process.rank import DRIFT, ClockOffset
 
 DELAYS = st.floats(0, 0.1)
 EXCHANGES = st.lists(st.tuples(DELAYS, st.floats(0, 2), DELAYS, st.floats(0, 100)), min_size=1, max_size=20)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import InterlaceError
-from interlace.runtime.dispatch import collect_results, deal_arguments
+from interlace.runtime.rank import collect_results, deal_arguments
 from interlace.runtime.worker import Operation
 
 

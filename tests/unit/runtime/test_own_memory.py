@@ -11,8 +11,7 @@ from interlace.core.sampling import SamplingParams
 from interlace.core.state_parts import STATE
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey
 from interlace.engines.rollout.services.dialects import dialect_named
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.protocol import Delta
+from interlace.engines.rollout.services.protocol import Address, Delta
 from interlace.run.clusters.base import run_on
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.sections import ClusterConfig

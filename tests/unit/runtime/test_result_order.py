@@ -8,7 +8,7 @@ import pytest
 
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.result_order import ResultOrder
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 from tests.contract.workers import Recorder

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
-from interlace.schedule.staleness import Batcher, Ticket
+from interlace.schedule.staleness import Batcher, Gate, Ticket
 
 
 def gate(**fields: object) -> Gate:

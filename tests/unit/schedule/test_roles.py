@@ -3,8 +3,7 @@
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES, place_in_flow, role_named
+from interlace.schedule.placement import ROLES, Device, place_in_flow, role_named
 from interlace.schedule.schedule import Granularity, Placement, Schedule
 
 DEVICES = tuple(Device(index=index, pool="cpu", pool_index=index, memory_bytes=1) for index in range(4))

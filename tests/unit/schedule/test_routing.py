@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from interlace.core.kv_eviction import FEW, ReturnTimes, first_to_go
 from interlace.schedule.dispatch import Load, create_dispatch
-from interlace.schedule.loads import Loads
-from interlace.schedule.routing import KeptContext, route
+from interlace.schedule.loads import KeptContext, Loads, route
 
 PREFILL_COST = 0.5
 NAMES = ("round_robin", "least_tokens", "longest_first", "skew_aware")

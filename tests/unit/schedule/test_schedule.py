@@ -6,8 +6,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.schedule.presets import load_schedule
-from interlace.schedule.schedule import Schedule
-from interlace.schedule.tail import Oversample, TailBatching
+from interlace.schedule.schedule import Oversample, Schedule, TailBatching
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.types import Prompt
-from interlace.schedule.gate import Gate
 from interlace.schedule.rounds import Rounds
-from interlace.schedule.schedule import Schedule
-from interlace.schedule.staleness import Batcher
+from interlace.schedule.schedule import Oversample, Schedule, TailBatching
+from interlace.schedule.staleness import Batcher, Gate
 from interlace.schedule.steps import Steps
-from interlace.schedule.tail import Oversample, TailBatching
 
 PROMPTS, STEPS = 3, 4
 

@@ -106,7 +106,7 @@ def test_what_is_explained_of_a_field_is_what_it_does() -> None:
     """Spot checks of the conversions that are arithmetic: one window makes one version, whatever S is."""
     threshold, window = 0.5, 4
     schedule = Schedule.parse({"max_staleness": threshold, "sync_every": window})
-    from interlace.schedule.gate import Gate
+    from interlace.schedule.staleness import Gate
 
     gate = Gate(schedule, prompts_per_step=8, num_steps=100)
     assert gate.room == (1 + threshold) * window * 8, "verl's rollout_num, in prompts"

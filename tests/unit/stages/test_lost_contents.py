@@ -15,11 +15,10 @@ import pytest
 
 from interlace.algorithms.base import Needs
 from interlace.core import payload
-from interlace.core.causes import Cause, is_infrastructure_error
 from interlace.core.errors import PayloadLostError, RemoteError
 from interlace.core.payload import PayloadStore, StoredColumn, StoredSegments, is_lost
 from interlace.core.progress import Progress
-from interlace.core.recovery import RecoveryConfig
+from interlace.core.recovery import Cause, RecoveryConfig, is_infrastructure_error
 from interlace.core.types import Response, Sample, SampleGroup, SampleKey, TerminalEvent
 from interlace.flows.run import PolicyRun
 from interlace.runtime.rank import Rank, RankResult

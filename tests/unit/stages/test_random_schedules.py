@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from interlace.core.errors import InterlaceError
-from interlace.runtime.sim.cluster import SimCluster
-from interlace.runtime.sim.faults import with_faults
+from interlace.runtime.sim.cluster import SimCluster, with_faults
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from tests.support.random_schedules import random_fault, random_schedule, random_workload

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from interlace.core.causes import Cause
-from interlace.core.recovery import Breaker, RecoveryConfig, RestartBudget
+from interlace.core.recovery import Breaker, Cause, RecoveryConfig, RestartBudget
 from interlace.core.types import RewardResult, Sample, TerminalEvent
 from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster

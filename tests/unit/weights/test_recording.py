@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from interlace.core.errors import InterlaceError, UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
-from interlace.observe.manifest import write_manifest
+from interlace.observe.checkpoints import write_manifest
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, Load, join_landed, record_load
 from interlace.weights.saved import LandedWeights, SavedWeights, load_without_content, trace_load

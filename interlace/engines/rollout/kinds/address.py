@@ -46,7 +46,7 @@ class AddressKind(EngineKind):
 
     def check_urls(self) -> tuple[str, ...]:
         """Returns `urls`. Raises UserError for an address that is written twice or malformed, and without any."""
-        from interlace.engines.rollout.services.http import SCHEMES
+        from interlace.engines.rollout.services.protocol import SCHEMES
 
         config = self.config
         file = f"rollout.urls_file = {config.urls_file!r}"
@@ -93,9 +93,8 @@ class AddressKind(EngineKind):
         from interlace.engines.rollout.request_checks import Limits
         from interlace.engines.rollout.services.dialects import dialect_named
         from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
-        from interlace.engines.rollout.services.http import Address
         from interlace.engines.rollout.services.link import ServerLink
-        from interlace.engines.rollout.services.manifest import TRANSPORTS
+        from interlace.engines.rollout.services.protocol import TRANSPORTS, Address
         from interlace.models.loading import empty_model
         from interlace.weights.saved import find_other_form
 

@@ -17,10 +17,9 @@ from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, RolloutEngine
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.services.http import Address
     from interlace.engines.rollout.services.link import ServerLink
     from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
-    from interlace.engines.rollout.services.protocol import ServiceCapacity
+    from interlace.engines.rollout.services.protocol import Address, ServiceCapacity
     from interlace.models.loading import LoadedModel
     from interlace.models.size import ModelSize
 
@@ -62,7 +61,7 @@ class ServedKind(EngineKind, ABC):
     has_socket_file: ClassVar[bool] = False
     """True if the server listens on a socket file in a private folder instead of a port of the loopback address."""
     manifest_transports: ClassVar[Collection[str]] = ()
-    """Transports of the versions that the server reads itself (services/manifest.py)."""
+    """Transports of the versions that the server reads itself (services/protocol.py)."""
     reads_own_names: ClassVar[bool] = False
     """True if the server reads weights by the names of this package's models, and not only as transformers saves them.
     """
@@ -159,7 +158,6 @@ class ServedKind(EngineKind, ABC):
     def _make_server(self, loaded: "LoadedModel", site: EngineSite, size: "ModelSize") -> "ServerProcess":
         """Saves the model for a server, which is not started."""
         from interlace.engines.rollout.services.adoption import write_record
-        from interlace.engines.rollout.services.http import UNIX, Address
         from interlace.engines.rollout.services.lease import (
             ServerLease,
             record_file,
@@ -167,6 +165,7 @@ class ServedKind(EngineKind, ABC):
             remove_private_folder,
         )
         from interlace.engines.rollout.services.process import ServerProcess, free_port
+        from interlace.engines.rollout.services.protocol import UNIX, Address
 
         private = make_private_folder()
         try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from interlace.engines.rollout.config import InterlaceConfig
 from interlace.engines.rollout.kinds.base import ServedKind, ServerSite, visible_devices
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.engines.rollout.services.manifest import TRANSPORTS
+from interlace.engines.rollout.services.protocol import TRANSPORTS
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.services.process import ServerCommand

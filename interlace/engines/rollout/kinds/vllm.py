@@ -10,7 +10,7 @@ from interlace.engines.rollout.config import VLLMConfig
 from interlace.engines.rollout.kinds import LOW_TEMPERATURE, Feature
 from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite, visible_devices
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.engines.rollout.services.manifest import SHARED_MEMORY
+from interlace.engines.rollout.services.protocol import SHARED_MEMORY, UNIX
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,7 +78,6 @@ class VLLMKind(ServedKind):
         return size.latent_kv_bytes_per_token
 
     def command(self, server: ServerSite) -> "ServerCommand":
-        from interlace.engines.rollout.services.http import UNIX
         from interlace.engines.rollout.services.process import ServerCommand
 
         config, site, size = self.config, server.site, server.size

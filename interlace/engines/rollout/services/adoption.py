@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from interlace.core.config import Config
 from interlace.core.errors import InterlaceError
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import (
     RECORDS,
     ServerLease,
@@ -19,6 +18,7 @@ from interlace.engines.rollout.services.lease import (
     remove_private_folder,
 )
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, kill_stopped_guard, log_file
+from interlace.engines.rollout.services.protocol import Address
 
 MOVED = RECORDS.replace("*", "moved-*")
 """Pattern of the records that are about to get the numbers in their names."""

@@ -19,8 +19,13 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.manifest import SHARED_MEMORY, can_write_manifest
-from interlace.engines.rollout.services.protocol import Delta, ServiceError, VersionSource
+from interlace.engines.rollout.services.protocol import (
+    SHARED_MEMORY,
+    Delta,
+    ServiceError,
+    VersionSource,
+    can_write_manifest,
+)
 from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, UpdateMode, WeightProbe, WeightRef

@@ -129,7 +129,6 @@ class HostedRequests:
         self._send_new([*self._tickets])
 
     def refuse_all(self, reason: str) -> None:
-        """Ends all requests with a refusal."""
         tickets, self._tickets = [*self._tickets.values(), *self._waiting], {}
         for ticket in tickets:
             ticket.send(Delta(refusal=reason))

@@ -65,7 +65,6 @@ class DeltaInbox:
         self._running.pop(name, None)
 
     def take(self) -> list[tuple[str, Delta]]:
-        """Removes and returns the deltas that have arrived."""
         with self._news:
             found = [*self._deltas]
             self._deltas.clear()

@@ -13,9 +13,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from interlace.core.errors import DiskFullError, InterlaceError, UserError
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.core.types import Request
 from interlace.engines.rollout.config import ServedConfig, ServiceConfig
+from interlace.engines.rollout.services.check import (
+    check_probe,
+    describe_error,
+    run_unless_faulty,
+    wait_until_healthy,
+    warm_up,
+)
 from interlace.engines.rollout.services.inbox import DeltaInbox
 from interlace.engines.rollout.services.process import ServerProcess
 from interlace.engines.rollout.services.protocol import (
@@ -25,13 +32,6 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceError,
     VersionSource,
-)
-from interlace.engines.rollout.services.readiness import (
-    check_probe,
-    describe_error,
-    run_unless_faulty,
-    wait_until_healthy,
-    warm_up,
 )
 from interlace.weights.ref import WeightProbe
 
@@ -297,7 +297,6 @@ class ServerLink:
                 task.cancel()
 
     async def _watch_health(self) -> None:
-        """Checks the server's health periodically until it is lost."""
         settings, client, versions = self._settings, self._client, self._versions
         assert client is not None
         while not self.lost and client is self._client:

@@ -16,7 +16,6 @@ from pathlib import Path
 from interlace.core.errors import DiskFullError, InterlaceError
 from interlace.core.processes import is_stopped, list_children, read_command
 from interlace.engines.rollout.services.guard import DETACH
-from interlace.engines.rollout.services.http import MEMORY_TEXTS, UNIX, Address
 from interlace.engines.rollout.services.lease import (
     RECORDS,
     AdoptedGuard,
@@ -27,7 +26,7 @@ from interlace.engines.rollout.services.lease import (
     release_folder,
     remove_private_folder,
 )
-from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
+from interlace.engines.rollout.services.protocol import MEMORY_TEXTS, UNIX, Address, OutOfMemoryError, ServiceError
 
 GUARD = "interlace.engines.rollout.services.guard"
 """Module that runs a command and ends it with the run."""

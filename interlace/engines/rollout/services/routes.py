@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import InterlaceError, UserError, is_full_disk
 from interlace.core.types import JSON, Request
-from interlace.engines.rollout.services.manifest import list_files, read_manifest
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode, list_files, read_manifest
 from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
 from interlace.runtime.http_listener import is_same_key
 

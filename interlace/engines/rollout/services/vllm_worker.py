@@ -29,7 +29,7 @@ class FolderWeights:
 
     def load_manifest(self, manifest: str) -> None:
         """Replaces all weights by a version in the trainer's shared memory."""
-        from interlace.engines.rollout.services.manifest import read_manifest
+        from interlace.engines.rollout.services.protocol import read_manifest
         from interlace.weights.reader import WeightReader
 
         reader = WeightReader()

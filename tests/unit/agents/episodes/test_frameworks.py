@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from interlace.agents.episodes.verifiers_tasks import select_numbers
+from interlace.agents.episodes.environment import select_numbers
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, Prompt

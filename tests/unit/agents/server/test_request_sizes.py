@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from interlace.agents.server import body
 from interlace.agents.server.ask import check_tools
-from interlace.agents.server.body import Body
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError, Body
 from interlace.agents.server.requests import (
     ChatRequest,
     CompletionRequest,

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from interlace.agents.server.anthropic import count_ask
-from interlace.agents.server.body import Body
-from interlace.agents.server.errors import ApiError
+from interlace.agents.server.body import ApiError, Body
 from interlace.agents.server.requests import (
     ChatRequest,
     CompletionRequest,

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from interlace.agents.server import app, sessions
+from interlace.agents.server import app, conversation
 from interlace.agents.server.app import SessionServer, serving
-from interlace.agents.server.body import Body
+from interlace.agents.server.body import ApiError, Body
 from interlace.agents.server.conversation import Conversation
-from interlace.agents.server.errors import ApiError
 from interlace.agents.server.requests import ChatRequest
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import FinishReason, SamplingParams
@@ -342,7 +341,7 @@ def test_a_session_that_its_client_leaves_open_ends() -> None:
 
 
 def test_keys_of_long_ended_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "KEPT_SESSIONS", 1)
+    monkeypatch.setattr(conversation, "KEPT_SESSIONS", 1)
 
     class Guests:
         @asynccontextmanager

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from interlace.agents.server.stream import SentText
+from interlace.agents.server.dialect import SentText
 from interlace.core.types import JSON, Sample, SampleKey, SamplingParams
 from interlace.models.tiny import build_tiny
 from interlace.rollouts.config import create_kind, parse_episode

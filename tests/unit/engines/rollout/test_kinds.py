@@ -12,8 +12,8 @@ from interlace.engines.rollout.kinds import EngineSite, create_kind, parse_engin
 from interlace.engines.rollout.kinds.base import ServerSite, describe_model
 from interlace.engines.rollout.kinds.interlace import InterlaceKind
 from interlace.engines.rollout.kinds.vllm import VLLMKind
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.process import ServerCommand
+from interlace.engines.rollout.services.protocol import Address
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from interlace.models.size import model_size

@@ -11,11 +11,10 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train.config import MeshShape
 from interlace.engines.train.ranks import Ranks
 from interlace.runtime.local.cluster import LocalCluster
-from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.runtime.worker_spec import WorkerSpec
+from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from interlace.weights.shards import Shard
+from interlace.weights.plan import Shard
 from tests.unit.engines.rollout.conftest import tiny_model
 from tests.unit.engines.train.models import tiny_model as model_of_kind
 

@@ -16,7 +16,7 @@ from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation, LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import Metrics, Sample, Segment
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
-from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.engine import Aggregator
 from interlace.engines.train.minibatch import MinibatchReport, merge_metrics
 from tests.support.publication import published
 from tests.unit.engines.train.models import plain_logits, ragged_samples, tiny_model

@@ -12,7 +12,7 @@ from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import LogprobEngine, TrainConfig
 from interlace.engines.train.text_teacher import TextTeacherEngine, Tokenizers
 from interlace.models.tiny import build_tokenizer
-from interlace.run.recipe.teacher_prompts import text_reader
+from interlace.run.recipe.prompts import text_reader
 from tests.support.tokenizers import merging_tokenizer, spacing_tokenizer
 
 STUDENT, TEACHER = build_tokenizer(256), merging_tokenizer()

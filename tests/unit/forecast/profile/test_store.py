@@ -2,7 +2,7 @@
 
 import pytest
 
-from interlace.forecast.profile.store import profile_file
+from interlace.forecast.profile.profile import profile_file
 from interlace.run.recipe.load import load_recipe
 
 

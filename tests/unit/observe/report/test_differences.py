@@ -4,8 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from interlace.core.callables import make_process_name
-from interlace.observe.report.differences import find_differences
-from interlace.observe.report.page import write_report
+from interlace.observe.report.page import find_differences, write_report
 from tests.unit.observe.report.test_page import make_run
 
 

@@ -10,13 +10,11 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import SampleKey
-from interlace.observe.answers import EvaluationAnswer, write_answers
 from interlace.observe.goodput import BINS, PREFIX
-from interlace.observe.report.distributions import staleness_of
-from interlace.observe.report.page import write_report
+from interlace.observe.report.page import staleness_of, write_report
 from interlace.observe.report.panels import build_panels
 from interlace.observe.report.samples import answers_over_time, failure_causes, sample_groups
-from interlace.observe.run_data import RunData
+from interlace.observe.run_data import EvaluationAnswer, RunData, write_answers
 from interlace.observe.run_folder import RunFolder
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord, TurnEnd, TurnStart
 from interlace.runtime.trace import TraceFile

@@ -8,7 +8,7 @@ import pytest
 
 from interlace.observe.report import steps
 from interlace.observe.report.device_time import DeviceTimeline
-from interlace.observe.report.entry import Entry, read_entry
+from interlace.observe.report.header import Entry, read_entry
 from interlace.observe.report.page import render_report
 from interlace.observe.report.steps import StoredSteps, format_ranges, parse_choice
 from interlace.observe.run_data import RunData

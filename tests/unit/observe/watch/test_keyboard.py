@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.watch import live_content
+from interlace.observe.watch import server as server_module
 from interlace.observe.watch.server import WatchServer
 from tests.support.browser import Tab, needs_browser, open_tab
 from tests.unit.observe.report.test_page import NUM_STEPS, make_run
@@ -97,7 +97,7 @@ def test_bands_smoothing_and_dark_mode_redraw_the_charts(tmp_path: Path) -> None
 
 
 def test_a_new_section_keeps_focus_and_log_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_content, "REST", 0.0)
+    monkeypatch.setattr(server_module, "REST", 0.0)
 
     async def check() -> None:
         async with live_page(tmp_path) as (tab, folder):
@@ -114,7 +114,7 @@ def test_a_new_section_keeps_focus_and_log_axis(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_focus_stays_on_a_summary_whose_text_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_content, "REST", 0.0)
+    monkeypatch.setattr(server_module, "REST", 0.0)
     summary = "document.querySelector('[data-key=metrics-run] summary')"
 
     async def check() -> None:

@@ -17,9 +17,8 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_lock import RunLock
-from interlace.observe.watch import live_content
-from interlace.observe.watch.live_content import ContentSource
-from interlace.observe.watch.server import WatchServer
+from interlace.observe.watch import server as server_module
+from interlace.observe.watch.server import ContentSource, WatchServer
 from tests.support.browser import BROWSER, FLAGS, needs_browser
 from tests.unit.observe.report.test_page import HOSTILE, NUM_STEPS, WIDTHS, make_run
 
@@ -28,7 +27,7 @@ aiohttp = pytest.importorskip("aiohttp")
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_content, "REST", 0.0)
+    monkeypatch.setattr(server_module, "REST", 0.0)
 
 
 def content_of(source: ContentSource) -> dict[str, object]:
@@ -84,7 +83,7 @@ def test_suggestions_appear_on_the_page_of_a_finished_run(tmp_path: Path) -> Non
 
 
 def test_a_page_that_costs_much_is_rebuilt_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_content, "REST", 1e6)
+    monkeypatch.setattr(server_module, "REST", 1e6)
     folder = make_run(tmp_path, "run")
     source = ContentSource([folder])
     first = content_of(source)
@@ -94,7 +93,7 @@ def test_a_page_that_costs_much_is_rebuilt_seldom(tmp_path: Path, monkeypatch: p
 
 def test_the_end_of_one_of_three_runs_is_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of several runs takes seconds to build on a busy machine, and the server then rests for minutes."""
-    monkeypatch.setattr(live_content, "REST", 1e6)
+    monkeypatch.setattr(server_module, "REST", 1e6)
     folders = [make_run(tmp_path, name) for name in ("one", "two", "three")]
     folders[1].config.write_text(f"steps: {NUM_STEPS + 1}\n")
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -110,7 +109,7 @@ def test_each_request_after_the_end_of_a_run_with_a_damaged_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second request returned the content from before the end, in which the run trains."""
-    monkeypatch.setattr(live_content, "REST", 1e6)
+    monkeypatch.setattr(server_module, "REST", 1e6)
     folder = make_run(tmp_path, "run")
     source = ContentSource([folder])
     with RunLock(folder):

@@ -11,9 +11,8 @@ import pytest
 
 from interlace.observe.report.page import write_report
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.watch import live_content
-from interlace.observe.watch.live_content import ContentSource
-from interlace.observe.watch.server import WatchServer
+from interlace.observe.watch import server as server_module
+from interlace.observe.watch.server import ContentSource, WatchServer
 from tests.support.browser import Tab, needs_browser, open_tab
 from tests.unit.observe.report.test_page import NUM_STEPS, WIDTHS, make_run
 
@@ -24,7 +23,7 @@ CAPTIONS = "[...document.querySelectorAll('#timeline figcaption, #lanes figcapti
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_content, "REST", 0.0)
+    monkeypatch.setattr(server_module, "REST", 0.0)
 
 
 def captions_of(*steps: int) -> str:
@@ -134,7 +133,7 @@ def test_each_step_of_a_crashed_run_can_be_chosen(tmp_path: Path) -> None:
 
 
 def test_another_step_needs_no_new_file_and_no_other_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_content, "REST", 1e6)
+    monkeypatch.setattr(server_module, "REST", 1e6)
     source = ContentSource([make_run(tmp_path, "run")])
     first, second, again = (json.loads(source.read(choice).body) for choice in (None, "last", None))
     assert first == again and first["tag"] != second["tag"] and first["charts"] == second["charts"]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.robots.datasets import video
+from interlace.robots.datasets import layout
 from interlace.robots.datasets.episodes import RecordedEpisode, chunk_steps, with_reward
+from interlace.robots.datasets.layout import VideoWriter, read_video
 from interlace.robots.datasets.lerobot_read import LeRobotReader
 from interlace.robots.datasets.lerobot_write import LeRobotWriter
-from interlace.robots.datasets.video import VideoWriter, read_video
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FPS = 20
@@ -167,7 +167,7 @@ def test_a_video_is_decoded_for_one_episode_only(tmp_path: Path, monkeypatch: py
     write(tmp_path, video=True)
     path, decoded = tmp_path / "videos/observation.images.front/chunk-000/file-000.mp4", []
     whole = read_video(path, 0.0, 16, FPS)
-    monkeypatch.setattr(video, "np", _CountingStack(decoded))
+    monkeypatch.setattr(layout, "np", _CountingStack(decoded))
     found = read_video(path, 11 / FPS, 5, FPS)
     assert decoded == [5] and len(whole) == 16
     np.testing.assert_array_equal(found, whole[11:])

@@ -1,7 +1,6 @@
 """An environment without rendering."""
 
-from interlace.robots.envs.base import Simulator
-from interlace.robots.envs.spec import EnvSettings
+from interlace.robots.envs.base import EnvSettings, Simulator
 from tests.contract.envs import Walk
 
 

@@ -16,7 +16,7 @@ from interlace.robots.envs.batched_envs import BatchedEnvs
 from interlace.robots.envs.load import EnvConfig, create_envs
 from interlace.robots.envs.mujoco_tasks import CartpoleBalance, Push
 from interlace.robots.envs.pool import EnvPool
-from interlace.rollouts.envs.jobs import SlotJob, Start
+from interlace.rollouts.envs.spec import SlotJob, Start
 from interlace.runtime.process.child import frame_message
 from tests.contract.envs import WalkBatch, WalkBatchSettings
 

@@ -17,11 +17,9 @@ from interlace.robots.envs import load
 from interlace.robots.envs.fleet import EnvFleet, check_saves
 from interlace.robots.envs.load import EnvConfig
 from interlace.robots.envs.pool import EnvPool
-from interlace.rollouts.envs.jobs import SlotChunk, SlotJob, Start
-from interlace.rollouts.envs.spec import SimulatorError
+from interlace.rollouts.envs.spec import SimulatorError, SlotChunk, SlotJob, Start
 from interlace.rollouts.session import EpisodeSession, SessionLimits
-from interlace.runtime.clock import LoopClock
-from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.waits import LoopClock, WaitRegistry
 from tests.contract.envs import Walk, WalkSettings
 
 WALK = "tests.contract.envs:Walk"

@@ -10,8 +10,7 @@ from interlace.core.errors import UserError
 from interlace.robots.envs.base import VectorEnv
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig, create_envs
-from interlace.rollouts.envs.episode import FilmRecorder
-from interlace.rollouts.envs.jobs import Start
+from interlace.rollouts.envs.spec import FilmRecorder, Start
 
 
 def metaworld(**settings: object) -> VectorEnv:

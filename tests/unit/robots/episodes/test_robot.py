@@ -23,8 +23,7 @@ from interlace.robots.episodes.robot import (
 )
 from interlace.robots.features import Feature, StateFeatures
 from interlace.robots.world_model.imagination import ImaginationConfig
-from interlace.rollouts.envs.jobs import Start
-from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from interlace.rollouts.envs.spec import ActionSpec, ArraySpec, EnvSpec, Start
 
 READS = InputEmbedding(placeholder=50, per_observation=2, shapes={"state": (3,)})
 

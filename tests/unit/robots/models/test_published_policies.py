@@ -14,8 +14,7 @@ from transformers import LlamaConfig
 from interlace.core.errors import UserError
 from interlace.models.action_tokens import ActionTokens, openvla_actions
 from interlace.models.embodiments import find_embodiment
-from interlace.models.inputs import InputEmbedding
-from interlace.models.pictures import PictureSteps, resize_with_padding
+from interlace.models.inputs import InputEmbedding, PictureSteps, resize_with_padding
 from interlace.robots.envs.libero import rotated
 from interlace.robots.models.openvla_config import OpenVLAConfig
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.core.causes import Cause
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages, ToolCall, ToolSpec
+from interlace.core.recovery import Cause
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 from interlace.robots.replay.buffer import Drawn, Replay, ReplayConfig

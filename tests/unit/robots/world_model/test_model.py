@@ -10,9 +10,14 @@ from interlace.core.errors import UserError
 from interlace.core.types import FINAL, Prompt, Sample, SampleKey, Segment
 from interlace.models.published import publish_model
 from interlace.robots.envs.load import create_envs
-from interlace.robots.world_model.ensemble import EnsembleModel, EnsembleModelConfig
 from interlace.robots.world_model.load import load_world_model
-from interlace.robots.world_model.model import Transitions, error_by_horizon, transitions_of
+from interlace.robots.world_model.model import (
+    EnsembleModel,
+    EnsembleModelConfig,
+    Transitions,
+    error_by_horizon,
+    transitions_of,
+)
 
 CONFIG = EnsembleModelConfig(state_size=2, action_size=1, chunk=2, width=64)
 EPISODES, CHUNKS = 64, 8

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from interlace.observe.run_folder import RunFolder
 from interlace.run.library import ProgramInputs
-from interlace.run.recipe.edits import GivenRecipe, list_edits
+from interlace.run.recipe.load import GivenRecipe, list_edits
 
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(4)]
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from interlace.core.errors import UserError
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
 from interlace.engines.rollout.services.process import free_port

@@ -10,8 +10,7 @@ from interlace.core.errors import UserError
 from interlace.models.loading import load_tokenizer
 from interlace.models.tiny import build_tokenizer
 from interlace.run.recipe.load import load_recipe
-from interlace.run.recipe.prompts import recipe_prompts
-from interlace.run.recipe.teacher_prompts import check_context, prompt_reader, text_reader, writes_space
+from interlace.run.recipe.prompts import check_context, prompt_reader, recipe_prompts, text_reader, writes_space
 from tests.support.tokenizers import spacing_tokenizer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.runtime.process import starts
+from interlace.runtime.process import pool
 from interlace.runtime.process.child import become_child
 from interlace.runtime.process.launch import ForkServers, fork_servers, spawn_context
 from interlace.runtime.process.links import Child
@@ -75,7 +75,7 @@ def stopped_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server = fork_servers(())._server
     pid: int = server._forkserver_pid  # type: ignore[union-attr]  # the standard library has no public name for it
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(starts, "START_S", 0.5)
+    monkeypatch.setattr(pool, "START_S", 0.5)
     yield pid
     os.kill(pid, signal.SIGKILL)
 
@@ -92,7 +92,7 @@ def test_processes_can_be_closed_while_the_fork_server_is_stopped(
     stopped_server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del stopped_server
-    monkeypatch.setattr(starts, "START_S", 600.0)
+    monkeypatch.setattr(pool, "START_S", 600.0)
     greeters = Greeters()
     start = time.monotonic()
     greeters.close()

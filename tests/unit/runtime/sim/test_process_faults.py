@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.runtime.sim.process_faults import ProcessFaults
+from interlace.runtime.sim.cluster import ProcessFaults
 from tests.random_faults import random_faults, run_all_virtual, run_with, trained
 from tests.support.random_schedules import random_schedule, random_workload
 from tests.support.sim_run import check

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from interlace.core.plugins import builtin_module, builtin_names
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.protocol import EngineClient
+from interlace.engines.rollout.services.protocol import Address, EngineClient
 
 
 class DialectModule(Protocol):

@@ -10,8 +10,7 @@ from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Request
-from interlace.engines.rollout.services.http import Address, Connection
-from interlace.engines.rollout.services.protocol import Delta, OnDelta, ServiceError, VersionRun
+from interlace.engines.rollout.services.protocol import Address, Connection, Delta, OnDelta, ServiceError, VersionRun
 
 SHORT_S, LONG_S = 10.0, 600.0
 """Seconds for an answer: of operations that only change a state, and of those that move weights or compute."""
@@ -63,7 +62,6 @@ class StreamingClient(HttpClient, ABC):
         """Id at the server of each running request; a resumed request gets a new id."""
         self._is_paused = False
         self._num_loads = 0
-        """Number of loads of weights."""
 
     @property
     def _cache_key(self) -> str:

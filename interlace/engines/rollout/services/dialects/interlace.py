@@ -7,9 +7,8 @@ from pathlib import Path
 
 from interlace.core.types import JSON, Request
 from interlace.engines.rollout.services.dialects.base import LONG_S, SHORT_S, HttpClient
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.manifest import write_manifest
 from interlace.engines.rollout.services.protocol import (
+    Address,
     LoadMode,
     OnDelta,
     PauseMode,
@@ -17,6 +16,7 @@ from interlace.engines.rollout.services.protocol import (
     ServiceError,
     ServiceHealth,
     VersionSource,
+    write_manifest,
 )
 from interlace.engines.rollout.services.wire import ROUTES, read_capacity, read_delta, write_request
 

@@ -15,8 +15,8 @@ from interlace.engines.rollout.services.dialects.base import (
     read_spans,
     read_version,
 )
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.protocol import (
+    Address,
     Delta,
     LoadMode,
     OnDelta,

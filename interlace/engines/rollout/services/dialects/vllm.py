@@ -21,9 +21,8 @@ from interlace.engines.rollout.services.dialects.base import (
     read_spans,
     read_version,
 )
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.manifest import write_manifest
 from interlace.engines.rollout.services.protocol import (
+    Address,
     Delta,
     LoadMode,
     OnDelta,
@@ -31,6 +30,7 @@ from interlace.engines.rollout.services.protocol import (
     ServiceCapacity,
     ServiceHealth,
     VersionSource,
+    write_manifest,
 )
 
 ID_PREFIX = "generate-tokens-"

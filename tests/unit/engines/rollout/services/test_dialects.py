@@ -12,9 +12,15 @@ from aiohttp import web
 from interlace.core.errors import DiskFullError, UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.dialects import dialect_named, dialect_names
-from interlace.engines.rollout.services.http import Address, Connection
 from interlace.engines.rollout.services.link import first_error
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, OutOfMemoryError, ServiceError
+from interlace.engines.rollout.services.protocol import (
+    Address,
+    Connection,
+    Delta,
+    EngineClient,
+    OutOfMemoryError,
+    ServiceError,
+)
 from interlace.weights.ref import WeightRef
 
 PARAMS = SamplingParams(max_new_tokens=3, logit_bias=((5, float("-inf")),))

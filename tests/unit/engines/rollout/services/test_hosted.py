@@ -33,9 +33,15 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.services import routes
 from interlace.engines.rollout.services.dialects.interlace import connect
 from interlace.engines.rollout.services.hosted import HostedEngine
-from interlace.engines.rollout.services.http import Address
-from interlace.engines.rollout.services.manifest import read_manifest, write_manifest
-from interlace.engines.rollout.services.protocol import Delta, PauseMode, ServiceCapacity, ServiceError
+from interlace.engines.rollout.services.protocol import (
+    Address,
+    Delta,
+    PauseMode,
+    ServiceCapacity,
+    ServiceError,
+    read_manifest,
+    write_manifest,
+)
 from interlace.engines.rollout.services.routes import EngineRoutes
 from interlace.engines.rollout.services.wire import ROUTES
 from interlace.engines.train import LogprobEngine, TrainConfig

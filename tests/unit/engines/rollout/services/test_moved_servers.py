@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from interlace.engines.rollout.services.adoption import ServerRecord, end_unused_servers, move_servers, write_record
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import POLL_S, ServerLease, record_file
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess, find_guards
+from interlace.engines.rollout.services.protocol import Address
 from tests.support.killed_servers import Killed, close_servers, kill_run
 
 

@@ -18,19 +18,19 @@ from interlace.core.types import Request
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.services.adoption import write_record
+from interlace.engines.rollout.services.check import run_unless_faulty
 from interlace.engines.rollout.services.hosted import HostedEngine
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.lease import ServerLease, record_file
 from interlace.engines.rollout.services.link import ServerLink
 from interlace.engines.rollout.services.process import ServerCommand, ServerProcess
 from interlace.engines.rollout.services.protocol import (
+    Address,
     OnDelta,
     OutOfMemoryError,
     ServiceCapacity,
     ServiceError,
     ServiceHealth,
 )
-from interlace.engines.rollout.services.readiness import run_unless_faulty
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from tests.support.engine_servers import wait_until
@@ -86,7 +86,7 @@ FAILS = """
 import sys, time
 from pathlib import Path
 from interlace.engines.rollout.services import process
-from interlace.engines.rollout.services.http import Address
+from interlace.engines.rollout.services.protocol import Address
 from interlace.engines.rollout.services.lease import ServerLease
 
 process.EXIT_S = float(sys.argv[3])

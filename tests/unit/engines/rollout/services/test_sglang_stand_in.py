@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import ServedConfig
 from interlace.engines.rollout.services.dialects.sglang import SGLangClient
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.link import ServerLink
+from interlace.engines.rollout.services.protocol import Address
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 from tests.support.sglang_server import StandIn

@@ -11,7 +11,7 @@ from aiohttp import web
 from torch import Tensor
 
 from interlace.core.errors import UserError
-from interlace.core.loop_thread import LoopThread
+from interlace.core.tasks import LoopThread
 from interlace.core.types import JSON
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.rollout.config import ServedConfig
@@ -20,10 +20,8 @@ from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.services.dialects.interlace import connect
 from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine
 from interlace.engines.rollout.services.hosted import HostedEngine
-from interlace.engines.rollout.services.http import Address
 from interlace.engines.rollout.services.link import ServerLink
-from interlace.engines.rollout.services.manifest import TRANSPORTS, read_manifest
-from interlace.engines.rollout.services.protocol import ServiceCapacity
+from interlace.engines.rollout.services.protocol import TRANSPORTS, Address, ServiceCapacity, read_manifest
 from interlace.engines.rollout.services.routes import EngineRoutes
 from interlace.engines.rollout.services.version_folders import NAME, PREFIX, VersionFolders
 from interlace.engines.train.export import list_named_weights
