@@ -223,11 +223,13 @@ def bisect_interval(
 
 def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:
     """Returns measured divided by predicted seconds of a part: per step if both have the same steps, else of the
-    medians.
+    medians; 1 for a part that no step has, such as the updates of an algorithm that learns from its replay alone.
     """
     if real.lengths:
-        return median(each_s / its_s for each_s, its_s in zip(measured_s, said_s, strict=True) if its_s)
-    return median(measured_s) / median(said_s)
+        pairs = zip(measured_s, said_s, strict=True)
+    else:
+        pairs = zip([median(measured_s)], [median(said_s)], strict=True)
+    return median([each_s / its_s for each_s, its_s in pairs if its_s] or [1.0])
 
 
 def scale_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from interlace.core.types import SampleKey
-from interlace.forecast.profile.steps import StepTimes, fit_profile, relative_change, simulate_steps, waiting_s
+from interlace.forecast.profile.steps import StepTimes, fit_profile, ratio, relative_change, simulate_steps, waiting_s
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import Span, StepRecord
@@ -107,3 +107,11 @@ def test_the_change_between_two_runs_counts_common_steps() -> None:
     after = StepTimes(steps_s=[1.1, 2.2], rollouts_s=[0.1] * 2, trains_s=[0.1] * 2)
     assert relative_change(before, after) == pytest.approx(0.0953, abs=1e-3)
     assert relative_change(after, before) == pytest.approx(-relative_change(before, after))
+
+
+def test_an_algorithm_that_trains_on_its_replay_alone_keeps_the_costs_of_training() -> None:
+    """The steps of `dagger` and `bc` have no on-policy update: their ratio was a division by 0."""
+    nothing = StepTimes(steps_s=[0.5, 0.5], rollouts_s=[0.2, 0.2], trains_s=[0.0, 0.0])
+    assert ratio(nothing, nothing.trains_s, nothing.trains_s) == 1.0
+    known = replace(nothing, lengths={SampleKey(0, 0): 4})
+    assert ratio(known, known.trains_s, known.trains_s) == 1.0
