@@ -40,24 +40,15 @@ def _describe_env(env: Mapping[str, object]) -> str:
     return f"episode.env={json.dumps(env)}"
 
 
-HOPPER = {"family": "gymnasium", "num_envs": 1, "workers": 1, "settings": {"tasks": ["Hopper-v5"], "horizon": 1000}}
+HOPPER = {"family": "gymnasium", "num_envs": 4, "workers": 1, "settings": {"tasks": ["Hopper-v5"], "horizon": 1000}}
 REACH = {
     "family": "metaworld",
-    "num_envs": 1,
+    "num_envs": 2,
     "workers": 1,
     "settings": {"tasks": ["reach-v3"], "horizon": 100, "reward": "dense", "end_on_success": False},
 }
 _STARTS = "task.starts.train_size=1024"
 """Override that makes few starts, because each is encoded at the start of the run. Later episodes repeat them."""
-_OF_SAC = (
-    _STARTS,
-    "episode.features=[]",
-    "algorithm.critic_width=256",
-    "algorithm.critic_lr=3e-4",
-    "algorithm.temperature_lr=3e-4",
-    "optimizer.lr=3e-4",
-)
-"""Overrides that give `robot-sac` the settings of the paper, which are Stable-Baselines3's defaults."""
 TASKS = {
     "cartpole": Control(
         task="CartPole-v1",
@@ -88,8 +79,10 @@ TASKS = {
         recipe="robot-sac",
         steps=25_000,
         overrides=(
-            *_OF_SAC,
+            _STARTS,
             _describe_env(HOPPER),
+            "episode.features=[]",
+            "prompts_per_step=4",
             "model.robot.state_size=11",
             "model.robot.action_size=3",
             "model.robot.low=[-1.0, -1.0, -1.0]",
@@ -110,8 +103,10 @@ TASKS = {
         recipe="robot-sac",
         steps=15_000,
         overrides=(
-            *_OF_SAC,
+            _STARTS,
             _describe_env(REACH),
+            "episode.features=[]",
+            "prompts_per_step=2",
             "model.robot.state_size=39",
             "model.robot.action_size=4",
             "model.robot.low=[-1.0, -1.0, -1.0, -1.0]",

@@ -4,8 +4,9 @@ interlace runs a robot's recipe: observations become prompts of a small transfor
 for CartPole and numbers for the other tasks. Stable-Baselines3 uses its defaults and the settings of its zoo, which has
 no MetaWorld: there both run interlace's simulator, with the same reward and the whole state. With PPO interlace makes
 ten passes over each batch, and Stable-Baselines3 twenty and ten. With SAC both make an update of 256 transitions for
-each step, after the same number of steps for Hopper. Both are judged by their training episodes at the end: the mean
-return of the last 20, sampled as in training. CPU seconds include the processes of the simulators.
+each step, after the same number of steps for Hopper; interlace makes the updates after an episode or a few. Both are
+judged by their training episodes at the end: the mean return of the last 20, sampled as in training. CPU seconds
+include the processes of the simulators.
 
     python benchmarks/control.py [--task cartpole pendulum pendulum-sac hopper-sac reach-sac] [--seeds 0 1 2]
         [--steps N] [--write docs/robots.md] [--json control.json]
