@@ -344,17 +344,8 @@ class TransitionEngine(TrainEngine):
                 raise UserError("the context of an episode has no placeholder of a state, so the policy sees nothing.")
             whole = np.concatenate([context_ids, np.asarray(self._queries, context_ids.dtype)])
             row = ContextRow.of(whole, int(places[0]), len(self._queries), count, self.packed.device)
-            self._rows[key] = replace(row, shared=self._share_context(row, len(places)))
+            self._rows[key] = replace(row, shared=_share_context(self.model, row, len(places), len(self._queries)))
         return self._rows[key]
-
-    def _share_context(self, row: ContextRow, num_states: int) -> SharedContext | None:
-        """Returns the tokens of a row's contexts for a policy of one layer; None for other policies."""
-        if not has_one_layer(self.model):
-            return None
-        first, ids, num_queries = int(row.inputs[0]), row.input_ids[0], len(self._queries)
-        after = first + num_states
-        shared = torch.cat([ids[:first], ids[after : after + num_queries]])
-        return SharedContext.of(self.model.base_model, shared, num_states, num_queries)
 
     def _note(self, **values: Tensor) -> None:
         for name, value in values.items():
@@ -375,3 +366,13 @@ class TransitionEngine(TrainEngine):
             self._parts.move(move)
 
         return {**found, OPTIMIZER: move_all}
+
+
+def _share_context(model: PreTrainedModel, row: ContextRow, num_states: int, num_queries: int) -> SharedContext | None:
+    """Returns the tokens of a row's contexts for a policy of one layer; None for other policies."""
+    if not has_one_layer(model):
+        return None
+    first, ids = int(row.inputs[0]), row.input_ids[0]
+    after = first + num_states
+    shared = torch.cat([ids[:first], ids[after : after + num_queries]])
+    return SharedContext.of(model.base_model, shared, num_states, num_queries)
