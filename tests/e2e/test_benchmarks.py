@@ -161,6 +161,33 @@ def test_the_searches_of_the_planners_tables_can_be_prepared(monkeypatch: pytest
         assert mixed.make_request(devices, profile, 1).recipe.prompts_per_step == 128
 
 
+def test_a_simulated_drift_counts_the_cost_of_each_kind_of_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change cost a restart and an empty pipeline, also changes that a run makes in place."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    drift = importlib.import_module("_planner_drift")
+    load_schedule = importlib.import_module("interlace.schedule.presets").load_schedule
+    sizes = drift.Sizes(devices=16, prompts=16, num_lost=4, scale=2, steps=6, simulated=2)
+    phases = drift.make_phases(sizes)
+    start, last = phases[0], phases[-1]
+    ahead = drift._bounded(load_schedule("pipelinerl"))
+    behind, shared = ahead.model_copy(update={"pipeline_depth": 1.0}), load_schedule("verl-colocated")
+    assert start.may_become(behind, ahead) and not start.may_become(ahead, shared)
+    seconds = {
+        before: sum(map(drift.seconds_of, start.simulate(ahead, before).steps(sizes.steps, fills=True)))
+        for before in (behind, None)
+    }
+    assert seconds[behind] < seconds[None], "the pipeline is not filled from the beginning"
+    continued, starts_again = last.take_over(ahead, phases[-2])
+    assert not starts_again and continued.placement.of("rollout").devices == "0-3", "four of eight engines are left"
+    assert last.take_over(shared, phases[-2]) == (
+        drift.fit_schedule(shared, start.request.simulation.devices, 12),
+        True,
+    )
+    row = drift.run_static(phases, shared)
+    steady_s = sizes.steps * last.simulate(last.take_over(shared, phases[-2])[0]).step_s
+    assert row.seconds[-1] == pytest.approx(steady_s + sizes.switch_s), "a trainer's device is lost"
+
+
 def test_presets_of_another_size_are_not_written_into_the_page(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
