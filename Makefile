@@ -31,8 +31,9 @@ test: style
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 $(PYTEST_ARGS); tested=$$?; \
 	wait $$mypy; typed=$$?; echo 'mypy:'; cat $$types; [ $$typed = 0 ] || exit $$typed; exit $$tested
 
+# Two processes of up to 4 GB. Many of these tests start processes themselves.
 test-slow: .venv/.installed-dev
-	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
 # All tests that run on Ray. The default tests include a few of them.
 test-ray: .venv/.installed-dev

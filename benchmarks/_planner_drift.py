@@ -42,7 +42,7 @@ from interlace.run.recipe.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
-from interlace.stages.live import LiveSchedule
+from interlace.stages.factory import LiveSchedule
 
 PRESETS = ("verl-colocated", "async-colocated", "pipelinerl", "areal")
 MAX_STALENESS = 2
