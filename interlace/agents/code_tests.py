@@ -187,10 +187,13 @@ def _read_condition(node: ast.expr) -> CallTest:
             return replace(_read_condition(denied), result=False)
         case ast.Compare(
             left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub()) as gap]),
-            ops=[ast.Lt() | ast.LtE()],
+            ops=[ast.Lt() | ast.LtE() as op],
             comparators=[bound],
         ):
-            return _read_close(gap.left, gap.right, {"rel_tol": 0.0, "abs_tol": _read_number(bound)})
+            largest = _read_number(bound)
+            if isinstance(op, ast.Lt):  # math.isclose accepts a difference of `abs_tol`
+                largest = math.nextafter(largest, -math.inf)
+            return _read_close(gap.left, gap.right, {"rel_tol": 0.0, "abs_tol": largest})
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
             call, expected = (right, left) if _is_literal(left) else (left, right)
             return CallTest(call=ast.unparse(call), result=_read_literal(expected))

@@ -38,7 +38,9 @@ class BestConfig(Config):
     @property
     def sign(self) -> int:
         """Returns 1 if the largest value is the best, else -1."""
-        guess = "min" if _IS_COST.search(self.metric) else "max"
+        # In eval/SET/accuracy_greedy, a held-out set may have any name.
+        name = self.metric.rpartition("/")[2] if self.is_evaluated else self.metric
+        guess = "min" if _IS_COST.search(name) else "max"
         return -1 if (self.mode or guess) == "min" else 1
 
 

@@ -179,7 +179,7 @@ def _number(value: object, place: str = "") -> float:
 
 
 HIDDEN = (
-    "base", "classifier", "config", "given", "pool", "process", "results", "rows", "scorer", "shaping", "signature",
+    "base", "classifier", "config", "given", "pool", "process", "scorer", "shaping", "signature",
 )  # fmt: skip
 """Modules of this folder that are no rewards."""
 

@@ -71,7 +71,7 @@ def _is_equal(gold: Sequence[Any], found: Sequence[Any]) -> bool:
 def _equates_numbers(expression: Any) -> bool:
     """Returns whether an equation has two different numbers as its sides, such as 6=5, which math-verify reads as 5.
 
-    The sides of a calculation may differ by rounding, as in 1/3=0.33.
+    The sides of a calculation may differ by rounding, as in 1/3=0.33, and so may a fraction and its decimals.
     """
     from sympy import And, Eq  # type: ignore[import-untyped]
 
@@ -80,7 +80,19 @@ def _equates_numbers(expression: Any) -> bool:
     if not isinstance(expression, Eq):
         return False
     left, right = expression.args
-    return bool(left.is_Number and right.is_Number and not (left - right).is_zero)
+    if not (left.is_Number and right.is_Number) or (left - right).is_zero:
+        return False
+    return not (left.is_Rational and not left.is_Integer and _is_rounded(left, right))
+
+
+def _is_rounded(exact: Any, rounded: Any) -> bool:
+    """Returns whether a number is another one, rounded to the decimals that it has."""
+    try:
+        value = float(rounded)
+        num_decimals = len(repr(value).removesuffix(".0").partition(".")[2])
+        return abs(float(exact) - value) <= 0.5000001 * 10.0**-num_decimals
+    except OverflowError:
+        return False
 
 
 def _are_different_numbers(one: Any, other: Any) -> bool:

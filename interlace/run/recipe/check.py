@@ -176,9 +176,8 @@ def _check_learning_rates(recipe: Recipe, needs: Needs, *, is_stored: bool) -> N
     schedules = {"optimizer": (recipe.optimizer, _count_updates(recipe))}
     if needs.critic or needs.process_reward:
         schedules["critic.optimizer"] = recipe.critic.optimizer, recipe.steps * recipe.minibatches * recipe.epochs
-    if recipe.warmup is not None:
-        until = recipe.warmup.until
-        schedules["warmup.optimizer"] = recipe.warmup.optimizer, until.max_steps if until else recipe.warmup.steps
+    if recipe.warmup is not None:  # most warm-ups end at their first measurement, long before `until.max_steps`
+        schedules["warmup.optimizer"] = recipe.warmup.optimizer, recipe.warmup.steps
     for name, (optimizer, num_updates) in schedules.items():
         end = optimizer.total_steps
         if optimizer.schedule != "constant" and end is not None and end < num_updates and not optimizer.min_lr_ratio:

@@ -131,6 +131,7 @@ FORMS: Sequence[tuple[str, str]] = (
     ("assert sorted(pair(2)) == list((2, 3))", "assert sorted(pair(2)) == list((3, 2))"),
     ("assert math.isclose(half(1), 0.49, rel_tol=0.1)", "assert math.isclose(half(1), 0.49, rel_tol=0.001)"),
     ("assert abs(half(1) - 0.49) < 0.1", "assert abs(0.49 - half(1)) <= 0.001"),
+    ("assert abs(half(4) - 3) <= 1", "assert abs(half(4) - 3) < 1"),
 )
 """Asserts of a program: one that holds, and one of the same form that does not."""
 PROGRAM = """

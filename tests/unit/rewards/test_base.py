@@ -207,6 +207,8 @@ def test_reasoning_gym_scores_its_own_prompts_only() -> None:
         (r"\boxed{x = 6 = 5}", "5", False),
         (r"\boxed{5 = 5.0}", "5", True),
         ("1/3 = 0.33", "0.33", True),
+        (r"\boxed{\frac{200}{3} = 66.67}", "66.67", True),
+        (r"\boxed{\frac{200}{3} = 66.5}", "66.5", False),
         (r"50\%", "0.5", True),
         (r"50\%", "50", True),
         ("50", r"50\%", True),

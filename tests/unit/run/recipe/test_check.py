@@ -265,6 +265,14 @@ def test_what_cannot_work_is_refused(check: Check, overrides: list[str], message
         check(*overrides)
 
 
+def test_the_learning_rate_of_a_warm_up_may_fall_to_0_at_its_first_measurement(check: Check) -> None:
+    fall = "warmup.optimizer={schedule: cosine, total_steps: 4}"
+    warmup = ["warmup.demonstrations.style=sorting_habits", "warmup.until={accuracy: 0.5, max_steps: 20}", fall]
+    check("warmup.steps=4", *warmup)
+    with pytest.raises(UserError, match=r"warmup.optimizer.total_steps = 4: .* up to 5 updates"):
+        check("warmup.steps=5", *warmup)
+
+
 def test_an_algorithm_for_rewards_of_0_or_more_takes_what_may_be_so(check: Check) -> None:
     check("algorithm=maxrl", *VERDICTS)
     check("algorithm=maxrl", "reward.name=tests.support.reward_functions:length", "reward.tag=null")
