@@ -231,7 +231,7 @@ class OnlinePlanner:
             made = search.get()
         except InterlaceError as error:  # the run keeps its schedule
             progress.say(f"planning again found nothing: {error}")
-            self._rule.keep()
+            self._keep_plan()
             return
         self._decide_change(made, steps_left, progress)
 
@@ -239,7 +239,7 @@ class OnlinePlanner:
         best, current = made.found.best, made.found.current
         if current is None:  # an earlier prediction is of other lengths, and no measure of the gain
             progress.say("planning again did not predict the present schedule, which stays")
-            self._rule.keep()
+            self._keep_plan()
             return
         current_s, fill_s = current.score.step_s, best.score.fill_s
         restarts = not self._may_become(best.schedule)
@@ -256,6 +256,11 @@ class OnlinePlanner:
                     else ""
                 )
             )
+
+    def _keep_plan(self) -> None:
+        """Keeps the schedule after a search without a decision, which is repeated when the plan is old."""
+        self._rule.keep()
+        self._observed.forget_search()
 
     def _refit_lengths(self, search_s: float) -> PlanRequest:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
