@@ -15,6 +15,7 @@ from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
 from interlace.forecast.observed import with_lengths, with_tools
 from interlace.forecast.online import LOWEST, OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.recipe_check import AcceptsHere
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Planned, SearchResult, accept_all
 from interlace.forecast.search.replanner import AT_MOST, RECENT
@@ -271,6 +272,33 @@ def test_a_plan_after_a_loss_of_devices_is_for_the_devices_that_are_left() -> No
     assert planner.fit_devices(2).instances("actor", planner._request.simulation.devices)
     assert planner._request.simulation.num_devices == 2
     assert planner.fit_devices(2) == planner.schedule
+
+
+def test_plans_for_other_devices_are_checked_on_these() -> None:
+    """The search process refused each plan that named a device beyond the ones at the start of the run."""
+    asked = request(40)
+    two = replace(asked.simulation, num_devices=2)
+    recipe = load_recipe("quickstart", ["cluster.devices=cpu:2"])
+    asked, accepts = replace(asked, simulation=two), AcceptsHere(recipe, two.devices, 8)
+    planner = OnlinePlanner(asked, load_schedule("one-step-off"), 1.0, accepts=accepts)
+    process = planner._pool = Process()
+    four = planner.fit_devices(4)
+    assert (
+        planner._pool is not process
+        and [each.index for each in four.instances("actor", planner._request.simulation.devices)[0]][-1] == 3
+    )
+    assert accepts(four) and planner._accepts(four) is None
+    planner.close()
+
+
+def test_the_samples_of_a_table_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count took 40 ms at each publication of a run that was too short for a table."""
+    counted = iter([10**12])
+    monkeypatch.setattr(online, "count_samples", lambda *_: next(counted))
+    planner, process = planner_with()
+    for result in steps_under(load_schedule("one-step-off"), request(4)):
+        planner.on_step(result, QuietProgress())
+    assert process.num_asked == 0
 
 
 def test_the_cost_of_a_restart_counts_the_end_of_the_process_before_it() -> None:
