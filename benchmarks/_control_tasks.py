@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from interlace.robots.envs.load import EnvConfig, create_envs
 
-NUM_STARTS = 16384
-"""Initial states from which a MetaWorld episode of Stable-Baselines3 draws, as in interlace's recipes."""
+NUM_STARTS = 1024
+"""Initial states from which an episode of SAC draws on both sides, unless gymnasium draws it for Stable-Baselines3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ REACH = {
     "workers": 1,
     "settings": {"tasks": ["reach-v3"], "horizon": 100, "reward": "dense", "end_on_success": False},
 }
-_STARTS = "task.starts.train_size=1024"
+_STARTS = f"task.starts.train_size={NUM_STARTS}"
 """Override that makes few starts, because each is encoded at the start of the run. Later episodes repeat them."""
 TASKS = {
     "cartpole": Control(

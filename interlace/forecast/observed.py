@@ -23,7 +23,7 @@ class ObservedWorkload:
     def __init__(self) -> None:
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._planned_length = 0.0
-        """Mean response length at the last search; 0 before."""
+        """Mean response length at the last search; 0 before, and if that search no longer counts."""
         self.rewards, self.tools = CostDrift(), CostDrift()
 
     def observe(self, result: StepResult) -> None:
@@ -43,12 +43,16 @@ class ObservedWorkload:
 
     @property
     def has_other_lengths(self) -> bool:
-        """True if responses have other lengths than at the last search, or there was none."""
+        """True if responses have other lengths than at the last search, or no search counts."""
         return abs(self._mean_length - self._planned_length) > LENGTH_DRIFT * self._planned_length
 
     def note_search(self) -> None:
         """Records that a search begins with the present lengths."""
         self._planned_length = self._mean_length
+
+    def forget_search(self) -> None:
+        """Makes an old plan due again: the last search gave no plan, or it had other costs."""
+        self._planned_length = 0.0
 
     def scale_costs(self, profile: Profile) -> Iterator[tuple[str, float, Profile]]:
         """Yields (name, ratio, profile with this cost scaled) for rewards and tools if their times have changed."""
@@ -56,6 +60,7 @@ class ObservedWorkload:
             if (ratio := drift.ratio) != 1:
                 profile = scale(profile, ratio)
                 drift.restart()
+                self.forget_search()
                 yield name, ratio, profile
 
     @property

@@ -14,6 +14,7 @@ from interlace.forecast.decisions import DecisionTable, LiveDecision, count_samp
 from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
+from interlace.forecast.recipe_check import AcceptsHere
 from interlace.forecast.remaining import fit_schedule, leave_out_devices
 from interlace.forecast.scoring import FIRST_SAMPLE_S
 from interlace.forecast.search.candidates import period_steps
@@ -76,6 +77,8 @@ class OnlinePlanner:
         """Seconds of the schedules that need no restart. None while it is made, or if it could not be simulated."""
         self._tabulated: Schedule | None = None
         """Schedule for which the table was begun last."""
+        self._table_s: dict[Schedule, float] = {}
+        """Seconds to make the table, by schedule. Kept, because the count takes longer than a decision."""
         self._leaving_s: float | None = None
         """Time of the decision for a restart, until the next process has started."""
         self._since_change = DECIDING_STEPS  # no step shows an earlier schedule
@@ -158,6 +161,11 @@ class OnlinePlanner:
         simulation = replace(self._request.simulation, num_devices=num_devices)
         self._request, self._schedule = replace(self._request, simulation=simulation), schedule
         self._table = self._tabulated = self._making = self._search = self._next = None
+        self._table_s.clear()
+        if isinstance(self._accepts, AcceptsHere):
+            self._accepts = self._accepts.on(simulation.devices)
+            self.close()
+            self._pool = None  # the next search starts a process with this check
         self._rule.expire()
 
     def wait(self) -> None:
@@ -208,7 +216,9 @@ class OnlinePlanner:
         is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
         if self._making or is_known:
             return
-        if self._is_worth(FIRST_SAMPLE_S * count_samples(self._request, self._schedule), steps_left):
+        if self._schedule not in self._table_s:
+            self._table_s[self._schedule] = FIRST_SAMPLE_S * count_samples(self._request, self._schedule)
+        if self._is_worth(self._table_s[self._schedule], steps_left):
             self._table, self._tabulated = None, self._schedule
             self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
 
@@ -231,6 +241,7 @@ class OnlinePlanner:
             made = search.get()
         except InterlaceError as error:  # the run keeps its schedule
             progress.say(f"planning again found nothing: {error}")
+            self._observed.forget_search()
             self._rule.keep()
             return
         self._decide_change(made, steps_left, progress)
@@ -239,6 +250,7 @@ class OnlinePlanner:
         best, current = made.found.best, made.found.current
         if current is None:  # an earlier prediction is of other lengths, and no measure of the gain
             progress.say("planning again did not predict the present schedule, which stays")
+            self._observed.forget_search()
             self._rule.keep()
             return
         current_s, fill_s = current.score.step_s, best.score.fill_s

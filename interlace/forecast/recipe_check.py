@@ -34,6 +34,11 @@ class AcceptsHere:
     def __reduce__(self) -> tuple[type["AcceptsHere"], tuple[Recipe, tuple[Device, ...], int]]:
         return AcceptsHere, self._made_of
 
+    def on(self, devices: tuple[Device, ...]) -> "AcceptsHere":
+        """Returns the check for another cluster."""
+        recipe, _, longest_prompt = self._made_of
+        return AcceptsHere(recipe, devices, longest_prompt)
+
     def __call__(self, schedule: Schedule) -> str | None:
         """Returns the reason why a schedule cannot run on the cluster; None if it can."""
         recipe, devices, _ = self._made_of

@@ -110,6 +110,7 @@ def test_control_counts_the_cpu_time_of_living_descendants(monkeypatch: pytest.M
 def test_control_gives_stable_baselines3_the_simulator_of_interlace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     tasks = importlib.import_module("_control_tasks")
+    assert f"task.starts.train_size={tasks.NUM_STARTS}" in tasks.TASKS["reach-sac"].overrides
     section = {"family": "gymnasium", "settings": {"tasks": ["Pendulum-v1"], "horizon": 3}}
     one, other = tasks.SimulatorEnv(section, 0.1), tasks.SimulatorEnv(section, 1.0)
     (first, _), (second, _) = one.reset(seed=5), other.reset(seed=5)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 from interlace.engines.train.answer_rows import reads_answers_alone
 
@@ -21,13 +23,20 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+KNOWN_ATTENTION = (LlamaAttention, Qwen2Attention)
+"""Attention without norms of queries and keys."""
+VARYING_ROPE = ("dynamic", "longrope")
+"""Rotations whose frequencies depend on the longest sequence so far, so they cannot be computed once."""
+
 
 def has_one_layer(model: PreTrainedModel) -> bool:
-    """Returns whether the model can be run by SharedContext: one known layer, whose attention has no window."""
-    if not reads_answers_alone(model):
+    """Returns whether SharedContext supports the model: one known layer, no window, and constant rotations."""
+    body: Any = model.base_model
+    if not reads_answers_alone(model) or len(body.layers) != 1:
         return False
-    layers: Any = model.base_model.layers
-    return len(layers) == 1 and getattr(layers[0].self_attn, "sliding_window", None) is None
+    attention = body.layers[0].self_attn
+    has_window = getattr(attention, "sliding_window", None) is not None
+    return type(attention) in KNOWN_ATTENTION and not has_window and body.rotary_emb.rope_type not in VARYING_ROPE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

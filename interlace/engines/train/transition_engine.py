@@ -342,6 +342,12 @@ class TransitionEngine(TrainEngine):
             places = np.flatnonzero(context_ids == self._placeholder)
             if not len(places):
                 raise UserError("the context of an episode has no placeholder of a state, so the policy sees nothing.")
+            if len(context_ids) - places[0] != len(places):
+                raise UserError(
+                    f"the context of an episode has placeholders of a state at tokens {places.tolist()} of "
+                    f"{len(context_ids)}, and only the last tokens may be placeholders. Remove the placeholder's text "
+                    "from the instructions."
+                )
             whole = np.concatenate([context_ids, np.asarray(self._queries, context_ids.dtype)])
             row = ContextRow.of(whole, int(places[0]), len(self._queries), count, self.packed.device)
             self._rows[key] = replace(row, shared=_share_context(self.model, row, len(places), len(self._queries)))

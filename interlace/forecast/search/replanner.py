@@ -122,8 +122,9 @@ class Replanner:
         return is_enough
 
     def expire(self) -> None:
-        """Makes a plan due at the next publication: the cluster has changed."""
-        self._is_outdated, self._asked = True, 0
+        """Makes a plan due at the next publication: the cluster has changed, so earlier steps show nothing about it."""
+        self.keep()
+        self._is_outdated = True
 
     def keep(self) -> None:
         """Records that a plan allowed no decision. The next one is due as after any other plan."""

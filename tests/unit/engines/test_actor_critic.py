@@ -336,3 +336,25 @@ def test_one_layer_computes_the_common_tokens_once(state_tokens: int, chunk: int
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     attention.sliding_window = 2
     assert not has_one_layer(made.model)
+
+
+def test_other_attention_and_varying_rotations_are_computed_whole() -> None:
+    """Rotations were kept that belong to the longest sequence so far, and norms of queries were left out."""
+    body = engine(shape=SHAPE.model_copy(update={"layers": 1})).model.base_model
+    attention = body.layers[0].self_attn
+    assert has_one_layer(body)
+    body.rotary_emb.rope_type = "dynamic"
+    assert not has_one_layer(body)
+    body.rotary_emb.rope_type = "llama3"
+    assert has_one_layer(body)
+    attention.__class__ = type("NormedAttention", (type(attention),), {})
+    assert not has_one_layer(body)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_placeholder_inside_an_instruction_is_refused(layers: int) -> None:
+    """A policy of one layer read other tokens in place of its queries."""
+    made = engine(shape=SHAPE.model_copy(update={"layers": layers}))
+    first, *others = context(made).tolist()
+    with pytest.raises(UserError, match=r"at tokens \[0, 4, 5\] of 6"):
+        made.learn(np.array([others[-1], first, *others], np.int32), transitions(0))

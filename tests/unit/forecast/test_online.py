@@ -15,6 +15,7 @@ from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
 from interlace.forecast.observed import with_lengths, with_tools
 from interlace.forecast.online import LOWEST, OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.recipe_check import AcceptsHere
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Planned, SearchResult, accept_all
 from interlace.forecast.search.replanner import AT_MOST, RECENT
@@ -139,22 +140,22 @@ def test_a_run_that_ends_soon_is_not_searched() -> None:
 class Ready:
     """Result of the search process that is there at once."""
 
-    def __init__(self, table: DecisionTable | None) -> None:
+    def __init__(self, table: DecisionTable | RecipePlan | None) -> None:
         self.table = table
 
     def ready(self) -> bool:
         return True
 
-    def get(self) -> DecisionTable:
+    def get(self) -> DecisionTable | RecipePlan:
         if self.table is None:
             raise UserError("a test's schedule cannot be simulated")
         return self.table
 
 
 class Process:
-    """Search process of a test, which makes the given tables in turn."""
+    """Search process of a test, which makes the given tables or plans in turn."""
 
-    def __init__(self, *tables: DecisionTable | None) -> None:
+    def __init__(self, *tables: DecisionTable | RecipePlan | None) -> None:
         self.tables, self.num_asked = list(tables), 0
 
     def apply_async(self, _job: object, _arguments: object) -> Ready:
@@ -164,7 +165,7 @@ class Process:
     def terminate(self) -> None: ...
 
 
-def planner_with(*tables: DecisionTable | None) -> tuple[OnlinePlanner, Process]:
+def planner_with(*tables: DecisionTable | RecipePlan | None) -> tuple[OnlinePlanner, Process]:
     planner, process = OnlinePlanner(request(40), load_schedule("areal"), 1.0, accepts=accept_all), Process(*tables)
     planner._pool = process
     planner.started(1.0, lambda _: True)
@@ -219,20 +220,25 @@ def test_slower_rewards_and_tools_scale_the_profile_and_make_another_table() -> 
     assert with_tools(profile, 4.0) is profile  # its episodes have no turns
 
 
+def plan_for(current: Schedule, best: Schedule) -> RecipePlan:
+    """Returns the outcome of a search in which the best schedule is twice as fast as the current one."""
+    slow, fast = (
+        Planned(name="", schedule=each, score=score(1000 / step_s), staleness_bound=4, candidate=Candidate.of(each))
+        for each, step_s in ((current, 1.0), (best, 1.0 if best == current else 0.5))
+    )
+    found = SearchResult(
+        ranked=[fast], tied=[fast], baseline=None, current=slow, front=[], why_not=[], num_scored=2, num_pruned=0
+    )
+    return RecipePlan(request=request(40), found=found)
+
+
 def test_a_plan_that_needs_no_restart_is_taken_at_once() -> None:
     planner, _ = planner_with()
     areal = load_schedule("areal")
-    current, best = (
-        Planned(name="", schedule=schedule, score=score(1000 / step_s), staleness_bound=4,
-                candidate=Candidate.of(schedule))
-        for schedule, step_s in ((areal, 1.0), (Schedule.parse({**areal.model_dump(), "max_staleness": 2}), 0.5))
-    )  # fmt: skip
-    found = SearchResult(
-        ranked=[best], tied=[best], baseline=None, current=current, front=[], why_not=[], num_scored=2, num_pruned=0
-    )
+    best = Schedule.parse({**areal.model_dump(), "max_staleness": 2})
     planner.started(1e9, lambda _: True)
-    planner._decide_change(RecipePlan(request=request(40), found=found), 2, QuietProgress())
-    assert planner.take_change() == best.schedule
+    planner._decide_change(plan_for(areal, best), 2, QuietProgress())
+    assert planner.take_change() == best
 
 
 def test_a_search_ends_without_a_decision_after_a_change_of_the_schedule_or_of_the_costs() -> None:
@@ -268,6 +274,33 @@ def test_a_plan_after_a_loss_of_devices_is_for_the_devices_that_are_left() -> No
     assert planner.fit_devices(2) == planner.schedule
 
 
+def test_plans_for_other_devices_are_checked_on_these() -> None:
+    """The search process refused each plan that named a device beyond the ones at the start of the run."""
+    asked = request(40)
+    two = replace(asked.simulation, num_devices=2)
+    recipe = load_recipe("quickstart", ["cluster.devices=cpu:2"])
+    asked, accepts = replace(asked, simulation=two), AcceptsHere(recipe, two.devices, 8)
+    planner = OnlinePlanner(asked, load_schedule("one-step-off"), 1.0, accepts=accepts)
+    process = planner._pool = Process()
+    four = planner.fit_devices(4)
+    assert (
+        planner._pool is not process
+        and [each.index for each in four.instances("actor", planner._request.simulation.devices)[0]][-1] == 3
+    )
+    assert accepts(four) and planner._accepts(four) is None
+    planner.close()
+
+
+def test_the_samples_of_a_table_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count took 40 ms at each publication of a run that was too short for a table."""
+    counted = iter([10**12])
+    monkeypatch.setattr(online, "count_samples", lambda *_: next(counted))
+    planner, process = planner_with()
+    for result in steps_under(load_schedule("one-step-off"), request(4)):
+        planner.on_step(result, QuietProgress())
+    assert process.num_asked == 0
+
+
 def test_the_cost_of_a_restart_counts_the_end_of_the_process_before_it() -> None:
     planner, _ = planner_with()
     planner._leaving_s = time.monotonic() - 100.0  # a change was decided, and the checkpoint written
@@ -277,16 +310,35 @@ def test_the_cost_of_a_restart_counts_the_end_of_the_process_before_it() -> None
     assert planner._rule.switch_s == 5.0
 
 
-def test_a_steady_run_is_not_searched_again_until_lengths_change() -> None:
-    """A search in every 25 steps competed with the run for the processors, and had the inputs of the one before it."""
-    planner, process = planner_with(*[None] * 99)
+def count_searches(planner: OnlinePlanner, num_steps: int, last_lengths: float = 1.0) -> list[int]:
+    """Runs steps of equal duration. Returns the searches after each. last_lengths: share of the last step's samples."""
     planner._may_become = lambda _: False
     result = steps_under(load_schedule("one-step-off"), request(2))[0]
     by_length = sorted(result.ended, key=lambda each: each.sample.num_tokens)
-    asked = []
-    for step in range(1, 62):
-        ended = result.ended if step <= 60 else by_length[: len(by_length) // 4]
-        metrics = {**result.metrics, "timing_s/step": 1e4}
+    asked, metrics = [], {**result.metrics, "timing_s/step": 1e4}
+    for step in range(1, num_steps + 1):
+        ended = result.ended if step < num_steps else by_length[: round(last_lengths * len(by_length))]
         planner.on_step(replace(result, step=1, version=step, metrics=metrics, ended=ended), QuietProgress())
-        asked.append(process.num_asked)
+        asked.append(planner._process.num_asked)
+    return asked
+
+
+def test_a_steady_run_is_not_searched_again_until_lengths_change() -> None:
+    """A search in every 25 steps competed with the run for the processors, and had the inputs of the one before it."""
+    planner, _ = planner_with(*[plan_for(load_schedule("areal"), load_schedule("areal"))] * 99)
+    asked = count_searches(planner, 61, last_lengths=0.25)
     assert [asked[step - 1] for step in (AT_MOST - 1, AT_MOST, 60, 61)] == [0, 1, 1, 2]
+
+
+def test_a_search_that_found_nothing_or_had_other_costs_is_repeated() -> None:
+    """The steady lengths let neither be repeated, also after a loss of devices."""
+    planner, _ = planner_with(*[None] * 9)
+    asked = count_searches(planner, 60)
+    assert [asked[step - 1] for step in (AT_MOST, 2 * AT_MOST, 60)] == [1, 1, 2]
+    observed = planner._observed
+    observed.note_search()
+    assert not observed.has_other_lengths
+    for cost in (1.0,) * RECENT + (4.0,) * RECENT:
+        observed.tools.observe(cost, 0.5)
+    planner._refit_costs(QuietProgress())
+    assert observed.has_other_lengths

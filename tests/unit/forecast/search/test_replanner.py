@@ -30,6 +30,17 @@ def test_one_plan_is_enough_after_a_change_of_the_cluster() -> None:
     assert not rule.is_due
 
 
+def test_steps_before_a_change_of_the_cluster_do_not_count() -> None:
+    """The gain of a plan was scaled by the speed on devices that had disappeared."""
+    rule = Replanner(1.0)
+    rule.switch_s = 70.0
+    told(rule, 1.0, RECENT)
+    rule.expire()
+    told(rule, 2.0, 2)
+    assert rule.ratio == 2.0
+    assert rule.planned(2.0, 1.5, steps_left=300), "the gain is 0.5 s a step"
+
+
 def test_drift_makes_a_plan_due() -> None:
     rule = Replanner(1.0)
     told(rule, 1.0, RECENT)
