@@ -24,7 +24,8 @@ class BestConfig(Config):
     """Metric to compare: `eval/...`, measured by each evaluation, or a metric of each step, such as `reward/mean`."""
     mode: Literal["max", "min"] | None = None
     """max: the largest value is the best. If None, min for a metric whose name contains the word loss, kl, error,
-    perplexity, gap or failed, such as `actor/teacher_kl`, else max."""
+    perplexity, gap or failed, such as `actor/teacher_kl`, else max. Names of held-out sets and of the parts of a reward
+    do not count."""
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Difference to the best value so far above which a value counts as better."""
     patience: int | None = Field(default=None, ge=1)
@@ -38,9 +39,9 @@ class BestConfig(Config):
     @property
     def sign(self) -> int:
         """Returns 1 if the largest value is the best, else -1."""
-        # In eval/SET/accuracy_greedy, a held-out set may have any name.
+        # Users name the set in eval/SET/accuracy_greedy and the part in reward/PART, of which more is better.
         name = self.metric.rpartition("/")[2] if self.is_evaluated else self.metric
-        guess = "min" if _IS_COST.search(name) else "max"
+        guess = "min" if _IS_COST.search(name) and not name.startswith("reward/") else "max"
         return -1 if (self.mode or guess) == "min" else 1
 
 

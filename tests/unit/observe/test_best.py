@@ -26,6 +26,7 @@ def follow(config: BestConfig, values: list[float]) -> tuple[BestTracker, list[i
         ({"metric": "world_model/error_5"}, [3.0, 2.0, 4.0], [1, 2]),
         ({"metric": "valloss"}, [3.0, 2.0, 4.0], [1, 2]),
         ({"metric": "eval/errors/accuracy_greedy"}, [3.0, 2.0, 4.0], [1, 3]),
+        ({"metric": "reward/gap"}, [3.0, 2.0, 4.0], [1, 3]),
         ({"metric": "eval/lossless"}, [3.0, 2.0, 4.0], [1, 3]),
         ({"metric": "reward/mean", "min_delta": 0.5}, [1.0, 1.5, 1.6], [1, 3]),
     ],
