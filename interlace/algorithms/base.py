@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import FloatArray, Sample, SampleGroup
-from interlace.observe.progress import REWARD, Headline
+from interlace.observe.headline import REWARD, Headline
 
 RowKind: TypeAlias = Literal["demonstrations", "pairs"]
 """Kind of given rows: completions to imitate, or pairs of a chosen and a rejected completion."""

@@ -18,7 +18,7 @@ from interlace.algorithms.base import Advantages, Needs
 from interlace.algorithms.losses import KLEstimator, Surrogate, kl_divergence
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
 from interlace.core.training import LossInputs, LossOutputs
-from interlace.observe.progress import Headline
+from interlace.observe.headline import Headline
 
 if TYPE_CHECKING:
     from torch import Tensor

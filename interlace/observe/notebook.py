@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from interlace.observe.progress import REWARD, Headline, QuietProgress, StepLine, duration, estimate_time_left
+from interlace.observe.headline import REWARD, Headline
+from interlace.observe.progress import QuietProgress, StepLine, duration, estimate_time_left
 
 _WIDTH, _HEIGHT = 320, 72
 _LINES = 6

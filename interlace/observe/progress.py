@@ -12,20 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from interlace.observe.headline import REWARD, Headline
+
 _TIMING = "timing_s/"
 _NAN = math.nan
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Headline:
-    """Metric that shows first whether a step improved the policy."""
-
-    metric: str
-    """Name in metrics.jsonl."""
-    name: str
-    """Name for display."""
-    digits: int = 2
-    """Displayed decimals."""
 
 
 PACE_STEPS = 8
@@ -39,9 +29,6 @@ def estimate_time_left(step_s: Sequence[float], num_left: int) -> float:
     """
     last = step_s[-PACE_STEPS:]
     return max(0, num_left) * sum(last) / len(last)
-
-
-REWARD = Headline(metric="reward/mean", name="reward")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

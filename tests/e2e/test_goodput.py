@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from interlace.observe.goodput import BINS
-from interlace.observe.progress import REWARD, Headline, QuietProgress
+from interlace.observe.headline import REWARD, Headline
+from interlace.observe.progress import QuietProgress
 from interlace.schedule.presets import preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run

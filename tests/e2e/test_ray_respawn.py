@@ -13,7 +13,8 @@ from interlace.core.errors import RestartBudgetError
 from interlace.core.payload import StoredSegments
 from interlace.core.types import Metrics, Response
 from interlace.engines.rollout.services.process import find_guards
-from interlace.observe.progress import REWARD, Headline, QuietProgress
+from interlace.observe.headline import REWARD, Headline
+from interlace.observe.progress import QuietProgress
 from interlace.rollouts.generate import GenerateStage
 from interlace.run import launch
 from interlace.run.make_engines import EngineSource, make_rollout_engine

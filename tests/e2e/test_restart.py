@@ -13,7 +13,8 @@ import pytest
 from interlace.core import processes
 from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics, SampleKey, TerminalEvent
-from interlace.observe.progress import REWARD, Headline, QuietProgress
+from interlace.observe.headline import REWARD, Headline
+from interlace.observe.progress import QuietProgress
 from interlace.run.chaos.certificate import EndedKey, SampleCounts
 from interlace.run.chaos.real import role_processes
 from interlace.run.evaluation import Evaluation

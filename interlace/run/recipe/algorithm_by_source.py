@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.core.types import FloatArray, Sample, SampleGroup
-    from interlace.observe.progress import Headline
+    from interlace.observe.headline import Headline
 
 SHARED: Mapping[str, str] = {
     "critic": "a critic",
