@@ -70,8 +70,9 @@ class Sizes:
     static_s: float = 16.0
     online_s: float = 8.0
     """Seconds of an idle core for each search for a static schedule, and for each search of the online planner."""
-    limit_s: float = 600.0
-    """Limit of a search of the online planner in seconds of real time, on a machine that other programs use."""
+    limit_s: float = 60.0
+    """Limit of a search of the online planner in seconds of real time, on a machine that other programs use. A
+    search begins only if the remaining steps take ten times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
