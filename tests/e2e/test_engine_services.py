@@ -153,7 +153,7 @@ def test_a_server_that_is_killed_is_started_again_and_loses_no_sample(
 
 def test_servers_join_and_leave_while_a_run_trains(root: Path, servers: tuple[str, str]) -> None:
     """Which engine drew a sample changes nothing of it, so a run with changes equals one without, to the bit."""
-    steps, notes = "steps=16", Notes()
+    steps, notes = "steps=48", Notes()  # the run must last until the third command is answered
     run(root, "unchanged", [*SETTINGS, steps])
     answers: list[str] = []
     commands = root / "changed" / "engines" / "commands"
