@@ -144,10 +144,14 @@ def load_prompts(
         held_rows += held
     # Starts of one instruction have equal texts and differ in their states.
     has_starts = any(source.starts is not None for source in (config, *config.mixture))
+    taken = set() if has_starts else {prompt.text for prompt in heldout}
+    taken_by_style: dict[str, set[str]] = {}
     rest: list[Prompt] = []
     for style, prompts in train:
-        taken = set() if has_starts else {prompt.text for prompt in heldout} | _write_in_style(held_rows, style)
-        rest += [prompt for prompt in prompts if prompt.text not in taken]
+        key = style.model_dump_json()
+        if key not in taken_by_style:
+            taken_by_style[key] = taken if has_starts else taken | _write_in_style(held_rows, style)
+        rest += [prompt for prompt in prompts if prompt.text not in taken_by_style[key]]
     if not rest:
         num_dropped, others = sum(loader.dropped.values()), " and all others are held out" if heldout else ""
         why = (

@@ -1,7 +1,8 @@
 """Schedules for the devices that remain after others disappeared."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
+from interlace.core.ranges import format_ranges
 from interlace.forecast.search.candidates import Candidate
 from interlace.schedule.placement import HOST, Device
 from interlace.schedule.presets import load_schedule
@@ -41,16 +42,5 @@ def leave_out_devices(schedule: Schedule, devices: tuple[Device, ...], remaining
         ]
         if not kept:
             return None
-        placement[role] = {**where, "devices": _name_ranges([number for instance in kept for number in instance])}
+        placement[role] = {**where, "devices": format_ranges({number for instance in kept for number in instance})}
     return Schedule.parse({**schedule.model_dump(), "placement": placement})
-
-
-def _name_ranges(numbers: Sequence[int]) -> str:
-    """Returns increasing numbers as ranges: `0-3,6`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, rotate_half
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 from interlace.engines.train.answer_rows import reads_answers_alone
@@ -98,7 +98,7 @@ class SharedContext:
         )
         num_heads = keys[0].shape[1]
         # [J, K, G C, D]: each query as seen from each key.
-        query = (query_CND * self.cosines + _turn_quarter(query_CND) * self.sines) * attention.scaling
+        query = (query_CND * self.cosines + rotate_half(query_CND) * self.sines) * attention.scaling
         query = query.unflatten(2, (num_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         return attention.o_proj(self._weigh(query, keys, values, count))
 
@@ -122,9 +122,3 @@ class SharedContext:
             found = found + weights[..., shared + place, None] * own_values[place, :, None]
         found = found.view(num_heads, -1, self.num_queries, count, size).permute(3, 2, 0, 1, 4)
         return found.reshape(count * self.num_queries, -1)
-
-
-def _turn_quarter(numbers: Tensor) -> Tensor:
-    """Rotates pairs of numbers, which are half a head apart, by a quarter turn."""
-    first, second = numbers.chunk(2, -1)
-    return torch.cat((-second, first), -1)

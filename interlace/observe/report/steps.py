@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from interlace.core.ranges import format_ranges
 from interlace.observe.report.device_time import STEP_NAMES, StepChoice, choose_step, step_view
 from interlace.observe.report.header import Entry
 from interlace.observe.report.render import render_template
@@ -151,14 +152,3 @@ def parse_choice(text: str) -> StepChoice:
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
     raise ValueError(f"{text!r} is not a step. Write a number, or one of {', '.join(STEP_NAMES)}.")
-
-
-def format_ranges(steps: set[int]) -> str:
-    """Writes whole numbers as ranges: 1-5,9."""
-    parts: list[list[int]] = []
-    for step in sorted(steps):
-        if parts and step == parts[-1][1] + 1:
-            parts[-1][1] = step
-        else:
-            parts.append([step, step])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

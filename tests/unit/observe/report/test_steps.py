@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from interlace.core.ranges import format_ranges
 from interlace.observe.report import steps
 from interlace.observe.report.device_time import DeviceTimeline
 from interlace.observe.report.header import Entry, read_entry
 from interlace.observe.report.page import render_report
-from interlace.observe.report.steps import StoredSteps, format_ranges, parse_choice
+from interlace.observe.report.steps import StoredSteps, parse_choice
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import ROOT, RunFolder
 from tests.unit.observe.report.test_page import NUM_STEPS, make_run
