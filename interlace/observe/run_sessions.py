@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
@@ -18,6 +17,7 @@ from pydantic import Field, ValidationError
 
 from interlace.core.config import Config
 from interlace.core.types import JSON
+from interlace.core.version import find_versions
 from interlace.core.yaml_text import parse_yaml
 from interlace.observe.jsonl import to_line
 from interlace.observe.secrets import MASK, mask_secrets
@@ -129,11 +129,7 @@ def _list_gpus() -> list[str]:
 
 
 def _list_versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "system": platform.platform(terse=True)}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return {"python": platform.python_version(), "system": platform.platform(terse=True)} | find_versions(PACKAGES)
 
 
 def _read_commit() -> str | None:

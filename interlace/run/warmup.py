@@ -22,7 +22,7 @@ from interlace.run.expert_examples import make_expert_examples
 from interlace.run.launch_services import launch_warmup
 from interlace.run.recipe.config import Recipe
 from interlace.run.recipe.prompts import message_writer
-from interlace.run.warmup_inputs import describe_content, list_warmup_inputs
+from interlace.run.warmup_inputs import describe_content, list_package_versions, list_warmup_inputs
 from interlace.runtime.cluster import Cluster
 
 WARMUP_FILE = "warmup.json"
@@ -72,7 +72,7 @@ class _Examples:
 def warmup_folder(recipe: Recipe) -> Path:
     """Returns the folder of the warmed-up model, whose name is a hash of all inputs of the warm-up.
 
-    The inputs include the content of local files; see MAX_HASHED_BYTES.
+    The inputs include the content of local files, see MAX_HASHED_BYTES, and the versions of packages.
     """
     # Neither changes a warm-up, and the name of a program's function as a reward is another one in each process.
     sources = tuple(source.model_copy(update={"reward": None, "algorithm": None}) for source in recipe.task.mixture)
@@ -87,6 +87,7 @@ def warmup_folder(recipe: Recipe) -> Path:
     content += map(describe_content, list_warmup_inputs(recipe))
     if recipe.warmup is not None and recipe.warmup.experts is not None and recipe.warmup.experts.dataset is not None:
         content.append(recipe.warmup.experts.content)
+    content += [f"{package} {version}" for package, version in list_package_versions(recipe).items()]
     key = stable_hash(VERSION, recipe.seed, recipe.tokens_per_microbatch, *content)
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
 

@@ -1,4 +1,4 @@
-"""Local files that a warm-up reads: their list, and a text that changes with their content."""
+"""Inputs of a warm-up outside its recipe: local files, with a text that changes with their content, and packages."""
 
 import contextlib
 import hashlib
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from interlace.core.plugins import load_object
+from interlace.core.version import find_versions
 from interlace.robots.env_stage import simulators_of
 from interlace.run.recipe.config import Recipe
 
@@ -36,6 +37,16 @@ def _list_own_modules(recipe: Recipe) -> Iterator[Path]:
         if ":" in name:
             with contextlib.suppress(OSError, TypeError):  # an object of a notebook, or no class
                 yield Path(inspect.getfile(cast(type, load_object("class", name))))
+
+
+def list_package_versions(recipe: Recipe) -> dict[str, str]:
+    """Returns the versions of the packages that train the model, generate its questions or record its examples."""
+    packages = ["torch", "transformers"]
+    if any(part.generated_sources for part in (recipe.task, *recipe.task.heldout_sets.values())):
+        packages.append("reasoning_gym")
+    if simulators_of(recipe.episode):
+        packages += ["gymnasium", "mujoco", "metaworld"]
+    return find_versions(packages)
 
 
 def describe_content(path: Path) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,19 @@ def test_an_edited_simulator_has_a_warm_up_of_its_own(tmp_path: Path, monkeypatc
     first = warmup_folder(recipe)
     file.write_text(file.read_text() + "# edited\n")
     assert warmup_folder(recipe) != first
+
+
+@pytest.mark.parametrize(
+    ("recipe", "package"), [("quickstart", "reasoning_gym"), ("quickstart", "torch"), ("robot-cartpole", "gymnasium")]
+)
+def test_another_version_of_a_package_has_a_warm_up_of_its_own(
+    recipe: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may generate other questions or record other examples."""
+    first = warmup_folder(load_recipe(recipe))
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.1" if name == package else installed(name))
+    assert warmup_folder(load_recipe(recipe)) != first
 
 
 def test_a_warm_up_for_an_engine_that_draws_other_ids_is_another_one() -> None:
