@@ -3,7 +3,8 @@
     python benchmarks/watch.py [--steps 240] [--period 10] [--json watch.json]
 
 One run of the quick start trains. A server and a client that asks as often as the page are stopped and continued every
-`--period` seconds, so both halves see the same weights, lengths and machine. A step counts if no change happened in it.
+`--period` seconds, or more until two steps count, so both halves see the same weights, lengths and machine. A step
+counts if no change happened in it.
 """
 
 import argparse
@@ -17,12 +18,15 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import cast
 
-from interlace.observe.jsonl import read_whole_rows
+from interlace.observe.jsonl import Row, read_whole_rows
 
 CLI = [sys.executable, "-c", "from interlace.cli.main import app; app()"]
 EVERY_S = 2.0
 """Time between two requests of the page."""
+FEWEST_STEPS = 2
+"""Steps that count in each half. The error of a median needs two."""
 
 
 def main() -> None:
@@ -63,12 +67,13 @@ def measure(train: "subprocess.Popen[bytes]", run: Path, period_s: float) -> tup
         while train.poll() is None:
             os.kill(server.pid, signal.SIGCONT if is_watched else signal.SIGSTOP)
             first, began_s = len(read_whole_rows(run / "metrics.jsonl")), time.monotonic()
-            while time.monotonic() - began_s < period_s and train.poll() is None:
+            rows: list[Row] = []
+            while (time.monotonic() - began_s < period_s or len(rows) < FEWEST_STEPS) and train.poll() is None:
                 if is_watched:
                     urllib.request.urlopen(f"{url}/content", timeout=60).read()
                 time.sleep(EVERY_S)
-            rows = read_whole_rows(run / "metrics.jsonl")[first + 1 : -1]
-            times[is_watched] += [float(row["timing_s/step"]) for row in rows]
+                rows = read_whole_rows(run / "metrics.jsonl")[first + 1 : -1]
+            times[is_watched] += [cast(float, row["timing_s/step"]) for row in rows]
             served_s += is_watched * (time.monotonic() - began_s)
             is_watched = not is_watched
         share = (cpu_seconds(server.pid) - before_s) / served_s

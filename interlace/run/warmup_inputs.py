@@ -41,8 +41,8 @@ def _list_own_modules(recipe: Recipe) -> Iterator[Path]:
 
 def list_package_versions(recipe: Recipe) -> dict[str, str]:
     """Returns the versions of the packages that train the model, generate its questions or record its examples."""
-    packages = ["torch", "transformers"]
-    if any(part.generated_sources for part in (recipe.task, *recipe.task.heldout_sets.values())):
+    task, packages = recipe.task, ["torch", "transformers"]
+    if any(part.reasoning_gym for part in (task, *task.mixture, *task.heldout_sets.values())):
         packages.append("reasoning_gym")
     if simulators_of(recipe.episode):
         packages += ["gymnasium", "mujoco", "metaworld"]
