@@ -163,7 +163,8 @@ def test_a_run_whose_own_ray_is_dead_ends_without_waiting_for_it(tmp_path: Path)
 @pytest.mark.ray
 @pytest.mark.parametrize("killed", ["raylet", "driver"])
 def test_of_a_ray_that_was_started_for_a_run_nothing_stays(tmp_path: Path, killed: str) -> None:
-    with start(tmp_path, "quickstart", *SMALL, "cluster.backend=ray") as process:
+    once = "recovery.restarts_per_hour={trainer: 0}"  # else the run starts another Ray and continues
+    with start(tmp_path, "quickstart", *SMALL, "cluster.backend=ray", once) as process:
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("step 2/"):
             assert line, "the run ended by itself"
