@@ -22,7 +22,7 @@ from interlace.robots.envs.fleet import EnvFleet, read_spec
 from interlace.robots.envs.load import EnvConfig, check_memory, find_family
 from interlace.robots.features import Feature, StateFeatures
 from interlace.robots.world_model.imagination import ImaginationConfig
-from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
+from interlace.rollouts.base import DEFAULT_OPTIONS, FILMED, FinalContext, Outcome, Session, TurnOptions
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 from interlace.rollouts.envs.spec import EnvEpisode, EnvSpec, FilmRecorder, Observation, SlotChunk, Start
 
@@ -201,9 +201,15 @@ class RobotEpisode:
         self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account"
     ) -> Outcome:
         params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
+        options = DEFAULT_OPTIONS
+        if account.expert and account.expert.takes_over_above is not None:
+            # The noise of a sampled chunk differs from the expert's chunk by more than the policy's error.
+            params, options = params.model_copy(update={"temperature": 0.0}), TurnOptions(is_trained=False)
         while True:
             inputs = self.inputs(env.observation, actions)
-            turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
+            turn = await session.generate(
+                account.context, params=params, inputs=inputs, query_ids=actions.query_ids, options=options
+            )
             acted = actions.decode_answer(turn.token_ids)
             taken = await _ask_expert(env, actions, account, turn.number, acted) if account.expert else None
             # The run's simulators register waits for them.
