@@ -75,7 +75,8 @@ class RobotConfig(EpisodeConfig):
     """Factor of the simulator's rewards."""
     bootstrap: bool = False
     """True if the horizon is not part of the task: the critic then values the last observation of a truncated episode.
-    False if the task is to succeed within the horizon."""
+    False if the task is to succeed within the horizon. With reward `success`, no reward follows a success, so that the
+    end of an episode that continued after it (env.settings.end_on_success=false) is not valued."""
     expert: ExpertHelp | None = None
     """Expert whose answers to the policy's observations are kept; None for no expert. It does not act in held-out
     episodes."""
@@ -248,7 +249,8 @@ class RobotEpisode:
         )
 
     def _make_final_context(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
-        if not (self.config.bootstrap and chunk.truncated and not chunk.terminated):
+        is_rewarded = self.config.reward == "success" and chunk.success  # nothing can follow the only reward
+        if not (self.config.bootstrap and chunk.truncated and not chunk.terminated) or is_rewarded:
             return None
         inputs = self.inputs(chunk.observation, actions)
         return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])

@@ -11,7 +11,7 @@ import pytest
 from interlace.algorithms import create_algorithm
 from interlace.core.messages import Message
 from interlace.core.runs import Runs
-from interlace.core.types import FinishReason, Prompt, Sample, SampleGroup, SampleKey, SamplingParams
+from interlace.core.types import FINAL, FinishReason, Prompt, Sample, SampleGroup, SampleKey, SamplingParams
 from interlace.data.starts import HELDOUT_FROM
 from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import InputEmbedding
@@ -208,3 +208,16 @@ def test_the_most_probable_chunk_decides_whether_an_expert_takes_over(
 ) -> None:
     _, temperatures = moved(RobotConfig(env=DOT, expert=expert), [1] * 12, start)
     assert temperatures == {temperature}
+
+
+def test_a_success_that_does_not_end_its_episode_is_not_valued_at_the_horizon() -> None:
+    def is_valued(script: Sequence[int], reward: str) -> bool:
+        sample, _ = moved(RobotConfig(env=DOT, reward=reward, bootstrap=True), script)  # type: ignore[arg-type]
+        assert sample.reward is not None
+        if reward == "success":
+            assert sample.reward == float(2 in script)
+        return sample.segments[-1].kind == FINAL
+
+    still, across = [1] * 12, [2] * 12  # at the start, and across the mark to the end of the track
+    assert is_valued(still, "success") and not is_valued(across, "success")
+    assert is_valued(across, "return"), "rewards of the simulator follow a success"
