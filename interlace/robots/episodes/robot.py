@@ -36,10 +36,10 @@ class ExpertHelp(Config):
     """A simulator's scripted expert that accompanies the policy in training episodes, for algorithm dagger."""
 
     takes_over_above: float | None = Field(default=None, gt=0)
-    """Largest difference of a number between the policy's executed chunk and the expert's, in the simulator's units,
-    below the error that the task tolerates. Above it, the expert takes over, and only its chunks are labelled
-    (HG-DAgger, arXiv 1810.02890). If None, the policy always acts, and all chunks are labelled (DAgger, arXiv
-    1011.0686)."""
+    """Largest difference of a number between the policy's most probable chunk and the expert's, in the simulator's
+    units, which the task tolerates in all numbers at once. Above it, the expert takes over, and only its chunks are
+    labelled (HG-DAgger, arXiv 1810.02890); else the policy acts by this chunk. If None, the policy always acts, by a
+    sampled chunk, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
     returns_below: float | None = Field(default=None, ge=0)
     """Difference at or below which the policy acts again after the expert took over (LazyDAgger, arXiv 2104.00053). If
     None, half of takes_over_above."""
