@@ -34,6 +34,8 @@ MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of a standard deviation, in units of half an action's range."""
 LARGEST_SQUASHED = 1 - 2.0**-22
 """Largest result of a hyperbolic tangent whose inverse is computed; float32 numbers below 1 are 2^-24 apart."""
+SATURATED = 0.99
+"""Number beyond which an action is as good as the end of its range."""
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 BLOCK = 16
 """Chains computed in one call. Smaller batches are padded to this number: all calls have the same shape, so the other
@@ -102,6 +104,9 @@ class SquashedHead(GaussianHead):
     """Hyperbolic tangent of a normally distributed number (SAC, arXiv 1812.05905, appendix C).
 
     The outputs are the mean and the logarithm of the standard deviation before the tangent.
+
+    A number at an end of the range, such as a clipped label of an expert, has the log-prob of all numbers beyond
+    SATURATED. The inverse of the tangent is infinite there, and its bounded value of 8 would dominate an imitation.
     """
 
     @staticmethod
@@ -110,9 +115,11 @@ class SquashedHead(GaussianHead):
 
     @staticmethod
     def _log_density(numbers: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        # A number that rounding moved to an end is moved inside.
+        # The density of a number at an end is not used, and moved inside so that its gradient is finite.
         inside = numbers.clamp(-LARGEST_SQUASHED, LARGEST_SQUASHED)
-        return _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))
+        density = _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))
+        beyond = torch.special.log_ndtr((numbers.sign() * mean - math.atanh(SATURATED)) * torch.exp(-log_std))
+        return torch.where(numbers.abs() < 1, density, beyond)
 
     @staticmethod
     def sample(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

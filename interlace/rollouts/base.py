@@ -78,6 +78,8 @@ class TurnOptions:
     EnginesBusyError is raised, and the turn does not count."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Variables for the chat template, in addition to the recipe's (`renderer.chat_template_kwargs`)."""
+    is_trained: bool = True
+    """False if no update trains the sampled tokens, so that `params` may change their distribution."""
 
 
 DEFAULT_OPTIONS = TurnOptions()

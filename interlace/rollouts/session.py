@@ -176,7 +176,7 @@ class EpisodeSession:
         """Samples a turn after a context; see Session. UserError if the context is not valid for a turn."""
         shown, said = tuple(as_tool(tool) for tool in tools), read_messages(context)
         self._code.check_open()
-        if params is not None and self._sample.key.gid >= 0:  # else nothing is trained on the turn
+        if params is not None and options.is_trained and self._sample.key.gid >= 0:  # else the turn is not trained
             check_distribution(self.params, params)
         place = self._record.reserve(number)
         try:

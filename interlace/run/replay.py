@@ -12,6 +12,7 @@ from interlace.core.errors import UserError
 from interlace.core.transitions import TransitionBatch, n_step_transitions
 from interlace.core.types import FloatArray, IntArray, Prompt
 from interlace.flows.run import RoleGroups
+from interlace.models.action_tokens import ActionTokens
 from interlace.robots.datasets.episodes import STATE, RecordedEpisode, chunk_steps, with_reward
 from interlace.robots.datasets.load import open_dataset
 from interlace.robots.envs.fleet import read_spec
@@ -27,6 +28,9 @@ from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.prompts import recipe_prompts, with_instructions
 from interlace.run.saving import REPLAY_FOLDER, WORLD_MODEL_FOLDER
 from interlace.runtime.cluster import Cluster
+
+ROUNDING = 1e-4
+"""Share of half a policy's range by which a recorded action may exceed it."""
 
 
 def open_learning(
@@ -117,6 +121,7 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
             recipe.episode,
             actions,
         )
+        _check_range(f"replay.demonstrations={folder}", recorded.actions, recipe.episode, actions)
         steps = chunk_steps(
             with_reward(recorded, recipe.episode.reward), actions.chunk, read, encode, _find_scale(recipe)
         )
@@ -124,6 +129,22 @@ def read_demonstrations(recipe: Recipe, settings: ReplayedSettings) -> Transitio
     if not parts:
         raise UserError(f"replay.demonstrations={folder} has no episode of {actions.chunk} steps or more. Record some.")
     return TransitionBatch.joined(parts)
+
+
+def _check_range(setting: str, recorded: FloatArray, config: RobotConfig, actions: ActionTokens) -> None:
+    """Raises UserError if the policy cannot give a recorded action: the critics would learn another one in its place.
+
+    setting: key and value of the data set. recorded: [T, A] actions, which the simulator clips to its bounds.
+    """
+    bounds = read_spec(config.env).action
+    executed = np.clip(recorded, bounds.low, bounds.high)
+    low, high = actions.scale_bounds(executed.min(0), executed.max(0))
+    if low.min() < -1 - ROUNDING or high.max() > 1 + ROUNDING:
+        raise UserError(
+            f"{setting} has actions from {executed.min(0).tolist()} to {executed.max(0).tolist()}, and the policy "
+            f"gives {actions.low.tolist()} to {actions.high.tolist()}. Set model.robot.low={bounds.low.tolist()} and "
+            f"model.robot.high={bounds.high.tolist()}, the bounds of the simulator's actions."
+        )
 
 
 def _list_episodes(folder: Path, instruction: str) -> list[RecordedEpisode]:

@@ -171,6 +171,10 @@ def test_a_data_set_that_does_not_fit_is_refused(recorded: Path, tmp_path: Path)
     recipe = load_recipe("robot-cartpole", [*SAC, *wider, f"replay.demonstrations={recorded}"])
     with pytest.raises(UserError, match="actions of 1 numbers"):
         read_demonstrations(recipe, algorithm_of(recipe).settings)
+    narrower = ["model.robot.low=[-0.5]", "model.robot.high=[0.5]", f"replay.demonstrations={recorded}"]
+    recipe = load_recipe("robot-cartpole", [*SAC, *narrower])
+    with pytest.raises(UserError, match=r"model.robot.low=\[-1.0\] and model.robot.high=\[1.0\]"):
+        read_demonstrations(recipe, algorithm_of(recipe).settings)
     with pytest.raises(UserError, match="not a LeRobotDataset"):
         run_recipe("robot-cartpole", tmp_path, "none", [*SAC, f"replay.demonstrations={tmp_path}"])
     with pytest.raises(UserError, match="actor_critic alone"):

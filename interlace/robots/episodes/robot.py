@@ -22,7 +22,7 @@ from interlace.robots.envs.fleet import EnvFleet, read_spec
 from interlace.robots.envs.load import EnvConfig, check_memory, find_family
 from interlace.robots.features import Feature, StateFeatures
 from interlace.robots.world_model.imagination import ImaginationConfig
-from interlace.rollouts.base import FILMED, FinalContext, Outcome, Session
+from interlace.rollouts.base import DEFAULT_OPTIONS, FILMED, FinalContext, Outcome, Session, TurnOptions
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 from interlace.rollouts.envs.spec import EnvEpisode, EnvSpec, FilmRecorder, Observation, SlotChunk, Start
 
@@ -36,10 +36,10 @@ class ExpertHelp(Config):
     """A simulator's scripted expert that accompanies the policy in training episodes, for algorithm dagger."""
 
     takes_over_above: float | None = Field(default=None, gt=0)
-    """Largest difference of a number between the policy's executed chunk and the expert's, in the simulator's units,
-    below the error that the task tolerates. Above it, the expert takes over, and only its chunks are labelled
-    (HG-DAgger, arXiv 1810.02890). If None, the policy always acts, and all chunks are labelled (DAgger, arXiv
-    1011.0686)."""
+    """Largest difference of a number between the policy's most probable chunk and the expert's, in the simulator's
+    units, which the task tolerates in all numbers at once. Above it, the expert takes over, and only its chunks are
+    labelled (HG-DAgger, arXiv 1810.02890); else the policy acts by this chunk. If None, the policy always acts, by a
+    sampled chunk, and all chunks are labelled (DAgger, arXiv 1011.0686)."""
     returns_below: float | None = Field(default=None, ge=0)
     """Difference at or below which the policy acts again after the expert took over (LazyDAgger, arXiv 2104.00053). If
     None, half of takes_over_above."""
@@ -75,7 +75,8 @@ class RobotConfig(EpisodeConfig):
     """Factor of the simulator's rewards."""
     bootstrap: bool = False
     """True if the horizon is not part of the task: the critic then values the last observation of a truncated episode.
-    False if the task is to succeed within the horizon."""
+    False if the task is to succeed within the horizon. With reward `success`, no reward follows a success, so that the
+    end of an episode that continued after it (env.settings.end_on_success=false) is not valued."""
     expert: ExpertHelp | None = None
     """Expert whose answers to the policy's observations are kept; None for no expert. It does not act in held-out
     episodes."""
@@ -201,9 +202,15 @@ class RobotEpisode:
         self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account"
     ) -> Outcome:
         params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
+        options = DEFAULT_OPTIONS
+        if account.expert and account.expert.takes_over_above is not None:
+            # The noise of a sampled chunk differs from the expert's chunk by more than the policy's error.
+            params, options = params.model_copy(update={"temperature": 0.0}), TurnOptions(is_trained=False)
         while True:
             inputs = self.inputs(env.observation, actions)
-            turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
+            turn = await session.generate(
+                account.context, params=params, inputs=inputs, query_ids=actions.query_ids, options=options
+            )
             acted = actions.decode_answer(turn.token_ids)
             taken = await _ask_expert(env, actions, account, turn.number, acted) if account.expert else None
             # The run's simulators register waits for them.
@@ -242,7 +249,8 @@ class RobotEpisode:
         )
 
     def _make_final_context(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
-        if not (self.config.bootstrap and chunk.truncated and not chunk.terminated):
+        is_rewarded = self.config.reward == "success" and chunk.success  # nothing can follow the only reward
+        if not (self.config.bootstrap and chunk.truncated and not chunk.terminated) or is_rewarded:
             return None
         inputs = self.inputs(chunk.observation, actions)
         return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])

@@ -25,6 +25,7 @@ from interlace.engines.train.one_layer import has_one_layer
 from interlace.engines.train.transition_engine import ContextRow
 from interlace.models.action_head import SquashedHead
 from interlace.models.config import RobotShape
+from interlace.models.number_ids import numbers_to_ids
 from interlace.robots.models.vla import build_tiny_vla
 from tests.unit.engines.test_arrays_beside_tokens import NUM, request, sample_of, serve
 
@@ -159,6 +160,26 @@ def test_the_head_has_the_density_of_a_squashed_normal_number() -> None:
     np.testing.assert_allclose(found, squashed.log_prob(drawn.double()), atol=2e-3)
     greedy, _ = head.draw(outputs[:1], np.zeros(1, np.float32), np.full(1, 0.3))
     assert greedy.astype(np.int32).view(np.float32)[0] == pytest.approx(math.tanh(0.4))
+
+
+def test_imitated_actions_at_an_end_of_the_range_leave_the_others_exact() -> None:
+    head = SquashedHead()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+    adam = torch.optim.Adam(network.parameters(), lr=2e-3)
+    for _ in range(400):
+        states = torch.rand(128, 1) - 0.5
+        wanted = (5 * states[:, 0]).clamp(-1, 1)  # most are at an end
+        logprobs, _ = head.logprobs(network(states), torch.from_numpy(numbers_to_ids(wanted.numpy())), 1.0)
+        adam.zero_grad()
+        (-logprobs.mean()).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        adam.step()
+    states = torch.linspace(-0.19, 0.19, 99)[:, None]
+    with torch.no_grad():
+        gaps = network(states)[:, 0].tanh() - 5 * states[:, 0]
+        end = network(torch.tensor([[0.4]]))[0, 0].tanh()
+    assert float(gaps.abs().mean()) < 0.1 and float(end) > 0.98
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -11,12 +11,13 @@ import pytest
 from interlace.algorithms import create_algorithm
 from interlace.core.messages import Message
 from interlace.core.runs import Runs
-from interlace.core.types import FinishReason, Prompt, Sample, SampleGroup, SampleKey, SamplingParams
+from interlace.core.types import FINAL, FinishReason, Prompt, Sample, SampleGroup, SampleKey, SamplingParams
+from interlace.data.starts import HELDOUT_FROM
 from interlace.models.action_tokens import ActionTokens
 from interlace.models.inputs import InputEmbedding
 from interlace.robots.envs.fleet import EnvFleet
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.episodes.robot import RobotConfig, RobotEpisode
+from interlace.robots.episodes.robot import ExpertHelp, RobotConfig, RobotEpisode
 from interlace.rollouts.base import Turn
 from interlace.rollouts.turns import turn_columns
 
@@ -45,13 +46,17 @@ class Scripted:
     params: SamplingParams = SamplingParams(max_new_tokens=CHUNK)
     turns: list[Turn] = field(default_factory=list)
     rewards: dict[int, float] = field(default_factory=dict)
+    temperatures: set[float] = field(default_factory=set)
+    """Temperatures of the turns."""
 
     @asynccontextmanager
     async def simulator(self, start, own=None):
         async with self.fleet.episode(start) as env:
             yield env
 
-    async def generate(self, context, *, params, inputs, query_ids) -> Turn:
+    async def generate(self, context, *, params, inputs, query_ids, options) -> Turn:
+        assert options.is_trained == (params.temperature == self.params.temperature)
+        self.temperatures.add(params.temperature)
         number = len(self.turns)
         ids = self.draw(number)
         self.turns.append(
@@ -162,3 +167,57 @@ def test_advantages_equal_a_direct_computation(bootstrap: bool) -> None:
         np.testing.assert_allclose(found[trained], of_tokens, rtol=1e-4, atol=1e-5)
         ends.add(is_cut_off)
     assert ends == {True, False}, "the horizon and the task itself both end an episode"
+
+
+DOT = EnvConfig(
+    family="tests.support.dot_simulator:Dot", num_envs=1,
+    settings={"tasks": ["near"], "horizon": 12, "end_on_success": False},
+)  # fmt: skip
+MOVES = ActionTokens(
+    chunk=CHUNK, low=-np.ones(1, np.float32), high=np.ones(1, np.float32), num_bins=3,
+    reads=InputEmbedding(placeholder=50, per_observation=1, shapes={"state": (2,)}),
+)  # fmt: skip
+
+
+def moved(config: RobotConfig, script: Sequence[int], start: int = 0) -> tuple[Sample, set[float]]:
+    """Returns the sample of an episode of the dot simulator, and the temperatures of its turns."""
+
+    async def play() -> tuple[Sample, set[float]]:
+        fleet = EnvFleet(DOT)
+        await fleet.start()
+        try:
+            session = Scripted(fleet, script, actions=MOVES)
+            return await play_episode(config, session, start), session.temperatures
+        finally:
+            fleet.close()
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("expert", "start", "temperature"),
+    [
+        (ExpertHelp(takes_over_above=0.5), 0, 0.0),
+        (ExpertHelp(takes_over_above=0.5), HELDOUT_FROM, 1.0),
+        (ExpertHelp(), 0, 1.0),
+        (None, 0, 1.0),
+    ],
+)
+def test_the_most_probable_chunk_decides_whether_an_expert_takes_over(
+    expert: ExpertHelp | None, start: int, temperature: float
+) -> None:
+    _, temperatures = moved(RobotConfig(env=DOT, expert=expert), [1] * 12, start)
+    assert temperatures == {temperature}
+
+
+def test_a_success_that_does_not_end_its_episode_is_not_valued_at_the_horizon() -> None:
+    def is_valued(script: Sequence[int], reward: str) -> bool:
+        sample, _ = moved(RobotConfig(env=DOT, reward=reward, bootstrap=True), script)  # type: ignore[arg-type]
+        assert sample.reward is not None
+        if reward == "success":
+            assert sample.reward == float(2 in script)
+        return sample.segments[-1].kind == FINAL
+
+    still, across = [1] * 12, [2] * 12  # at the start, and across the mark to the end of the track
+    assert is_valued(still, "success") and not is_valued(across, "success")
+    assert is_valued(across, "return"), "rewards of the simulator follow a success"
