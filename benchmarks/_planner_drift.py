@@ -10,22 +10,26 @@ the steps of a full pipeline then repeat to the end of the phase. The cost of a 
 
 If devices disappear, the run continues on the engines that are left. If no engine is left or a device trained, it
 starts again with the same shares of the other devices, also with a static schedule.
+
+A search of the online planner takes its whole limit on the virtual clock, while the run continues. Its effort is the
+number of samples that an idle core simulates in this time.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 from statistics import fmean
+from typing import Generic, TypeVar
 
 from _planner_time import limit_samples
 
 from interlace.flows.steps import StepResult
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.costs.scale import scale_model
-from interlace.forecast.decisions import with_growth
+from interlace.forecast.decisions import count_samples, with_growth
 from interlace.forecast.observed import with_rewards
-from interlace.forecast.online import OnlinePlanner
+from interlace.forecast.online import OnlinePlanner, search_again
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan
 from interlace.forecast.profile.types import Lengths, RewardCosts
 from interlace.forecast.remaining import fit_schedule, leave_out_devices
@@ -68,11 +72,11 @@ class Sizes:
     switch_s: float = 60.0
     """Assumed seconds of a restart under another schedule, without the steps that fill the pipeline."""
     static_s: float = 16.0
-    online_s: float = 8.0
-    """Seconds of an idle core for each search for a static schedule, and for each search of the online planner."""
-    limit_s: float = 60.0
-    """Limit of a search of the online planner in seconds of real time, on a machine that other programs use. A
-    search begins only if the remaining steps take ten times as long."""
+    """Seconds of an idle core for each search for a static schedule."""
+    online_s: float | None = None
+    """Limit of each search of the online planner in virtual seconds. None for the limit of a run."""
+    process_s: float = 2.0
+    """Assumed seconds to start the search process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +200,7 @@ def _phase(name: str, sizes: Sizes, profile: object, devices: int) -> Phase:
     overrides = [f"prompts_per_step={sizes.prompts}", "samples_per_prompt=8", "sampling.max_new_tokens=16384",
                  f"steps={4 * sizes.steps}", "minibatches=1"]  # fmt: skip
     simulation = Simulation(profile=profile, num_devices=devices)  # type: ignore[arg-type]
-    settings = PlanSettings(
-        max_staleness=MAX_STALENESS, max_length_shift=0.0, search_processes=1, search_s=sizes.limit_s,
-        search_samples=round(sizes.online_s / FIRST_SAMPLE_S),
-    )  # fmt: skip
+    settings = PlanSettings(max_staleness=MAX_STALENESS, max_length_shift=0.0, search_processes=1)
     return Phase(
         name=name,
         sizes=sizes,
@@ -271,16 +272,67 @@ def find_best(phases: Sequence[Phase], schedules: Mapping[str, Schedule]) -> lis
     return best
 
 
+T = TypeVar("T")
+
+
+@dataclass
+class Clock:
+    """Virtual clock of a run."""
+
+    now_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Generic[T]):
+    """Result that is ready at a time of the clock."""
+
+    result: T
+    ends_s: float
+    clock: Clock
+
+    def ready(self) -> bool:
+        return self.clock.now_s >= self.ends_s
+
+    def get(self) -> T:
+        return self.result
+
+    def wait(self) -> None:
+        raise NotImplementedError("a job on the virtual clock ends when the steps of the run have taken as long")
+
+
+class VirtualProcess:
+    """Search process whose jobs take their seconds on the clock of the run, one after another."""
+
+    def __init__(self, clock: Clock, start_s: float) -> None:
+        self._clock, self._free_s = clock, clock.now_s + start_s
+
+    def apply_async(self, func: Callable[..., T], args: tuple[object, ...]) -> Job[T]:
+        """Runs a job with the effort of an idle core in its seconds."""
+        request, accepts, schedule, *others = args
+        if not isinstance(request, PlanRequest) or not isinstance(schedule, Schedule):
+            raise TypeError(f"a job takes a request, a check and a schedule, not {args}")
+        if func == search_again:
+            seconds = request.settings.search_s
+            request = replace(request, settings=request.settings.model_copy(update=limit_samples(seconds)))
+        else:
+            seconds = FIRST_SAMPLE_S * count_samples(request, schedule)
+        self._free_s = max(self._free_s, self._clock.now_s) + seconds
+        return Job(result=func(request, accepts, schedule, *others), ends_s=self._free_s, clock=self._clock)
+
+    def terminate(self) -> None: ...
+
+
 def run_online(phases: Sequence[Phase], schedule: Schedule) -> Row:
     """Runs all phases under the online planner, which begins with a schedule."""
     sizes, first = phases[0].sizes, phases[0].request
+    clock = Clock()
     planner = OnlinePlanner(
         first,
         schedule,
         phases[0].simulate(schedule).step_s,
         accepts=accept_compared,
-        search_s=sizes.limit_s,
-        niceness=0,
+        search_s=sizes.online_s,
+        open_process=lambda: VirtualProcess(clock, sizes.process_s),
     )
     current, whole, phase = schedule, schedule, phases[0]
     planner.started(sizes.switch_s, lambda wanted: current == whole and phase.may_become(current, wanted))
@@ -302,8 +354,8 @@ def run_online(phases: Sequence[Phase], schedule: Schedule) -> Row:
                 devices = phases[number - 1].request.simulation.devices
                 planner.follow_devices(range(len(devices) - phase.request.simulation.num_devices, len(devices)), whole)
                 has_followed = True
+            clock.now_s = sum(found) + seconds
             planner.on_step(result, QuietProgress())
-            planner.wait()
             if changed := planner.take_change():
                 in_place = current == whole and phase.may_become(current, changed)
                 if in_place:

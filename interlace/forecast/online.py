@@ -2,10 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from multiprocessing.pool import AsyncResult, Pool
 from statistics import fmean
+from typing import Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
@@ -15,9 +15,9 @@ from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.recipe_check import AcceptsHere
-from interlace.forecast.remaining import fit_schedule, leave_out_devices
+from interlace.forecast.remaining import EarlierPlans, fit_schedule, leave_out_devices
 from interlace.forecast.scoring import FIRST_SAMPLE_S
-from interlace.forecast.search.candidates import period_steps
+from interlace.forecast.search.candidates import Candidate, period_steps
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import Replanner
 from interlace.observe.progress import ProgressView
@@ -25,16 +25,45 @@ from interlace.runtime.process.child import become_child
 from interlace.runtime.process.launch import spawn_context
 from interlace.schedule.schedule import Schedule
 
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 LOWEST = 19
 """Niceness of the search process. At equal priority, multi-threaded training that competes with a search for the cores
 falls to a tenth of its speed, because its threads wait for one another."""
-SEARCH_S = 6.0
-"""Seconds of a search that runs concurrently with training."""
+SEARCH_S, LONGEST_SEARCH_S = 6.0, 60.0
+"""Minimum and maximum seconds of a search that runs concurrently with training."""
+SEARCH_SHARE = 0.01
+"""Seconds of a search for each second of the remaining steps, between these bounds: a longer run gains more by a better
+plan."""
 REST_PER_SEARCH = 10.0
 """Minimum seconds of the remaining steps for each second of a search or a table. Both compete with the run for the
 processors, so a gain of a tenth must pay for them."""
 DECIDING_STEPS = 2
 """Recent steps whose responses decide between schedules that need no restart."""
+
+
+class Pending(Protocol[T_co]):
+    """Result of a job that a search process runs."""
+
+    def ready(self) -> bool: ...
+
+    def get(self) -> T_co: ...
+
+    def wait(self) -> None: ...
+
+
+class SearchProcess(Protocol):
+    """Process that runs searches and makes tables, one after another."""
+
+    def apply_async(self, func: Callable[..., R], args: tuple[object, ...]) -> Pending[R]:
+        """Starts a job, whose first argument is the request."""
+
+    def terminate(self) -> None: ...
+
+
+def open_process() -> SearchProcess:
+    """Starts a search process of the lowest priority on this machine."""
+    return spawn_context().Pool(1, _begin_process)
 
 
 class OnlinePlanner:
@@ -55,24 +84,24 @@ class OnlinePlanner:
         accepts: Accepts,
         *,
         search_s: float | None = None,
-        niceness: int = LOWEST,
+        open_process: Callable[[], SearchProcess] = open_process,
     ) -> None:
         """request: includes the user's bounds. schedule: the initial schedule. predicted_s: predicted seconds of its
-        step. accepts: is sent to the search process. search_s: limit of a search, in seconds of real time; if None,
-        SEARCH_S. niceness: of the search process.
+        step. accepts: is sent to the search process. search_s: limit of each search, in seconds of real time; if None,
+        it follows the remaining time of the run. open_process: starts the search process.
         """
-        self._niceness = niceness
-        self._search_s = min(search_s or SEARCH_S, request.settings.search_s)
+        self._open_process, self._fixed_search_s = open_process, search_s
         self._request, self._accepts = request, accepts
         self._schedule, self._whole = schedule, request.simulation
         self._rule = Replanner(predicted_s, noise=request.simulation.profile.step_noise, period=period_steps(schedule))
         self._observed = ObservedWorkload()
         self._version = -1
-        self._pool: Pool | None = None
-        self._search: AsyncResult[RecipePlan] | None = None
+        self._earlier = EarlierPlans()
+        self._pool: SearchProcess | None = None
+        self._search: Pending[RecipePlan] | None = None
         self._next: Planned | LiveDecision | None = None
         self._may_become: Callable[[Schedule], bool] = lambda _: False
-        self._making: AsyncResult[DecisionTable] | None = None
+        self._making: Pending[DecisionTable] | None = None
         self._table: DecisionTable | None = None
         """Seconds of the schedules that need no restart. None while it is made, or if it could not be simulated."""
         self._tabulated: Schedule | None = None
@@ -124,8 +153,10 @@ class OnlinePlanner:
         found, self._next = self._next, None
         if found is None:
             return None
+        self._earlier.keep(self._schedule, self._request.simulation.devices)
         self._schedule, self._since_change = found.schedule, 0
-        self._search = None  # a search in progress compares its plans with the previous schedule
+        if self._search:  # its plans are compared with the previous schedule
+            self._drop_jobs()
         step_s = found.step_s if isinstance(found, LiveDecision) else found.score.step_s
         self._rule.changed(step_s, period=period_steps(found.schedule))
         self._observed.rewards.restart()  # a call has the samples of a granule, which depends on the schedule
@@ -158,14 +189,14 @@ class OnlinePlanner:
 
     def _set_devices(self, num_devices: int, schedule: Schedule) -> None:
         """Takes the number of devices and the schedule on them. The searches and the table were of other devices."""
+        self._earlier.keep(self._schedule, self._request.simulation.devices)
         simulation = replace(self._request.simulation, num_devices=num_devices)
         self._request, self._schedule = replace(self._request, simulation=simulation), schedule
-        self._table = self._tabulated = self._making = self._search = self._next = None
+        self._drop_jobs()
+        self._table = self._tabulated = self._next = None
         self._table_s.clear()
         if isinstance(self._accepts, AcceptsHere):
             self._accepts = self._accepts.on(simulation.devices)
-            self.close()
-            self._pool = None  # the next search starts a process with this check
         self._rule.expire()
 
     def wait(self) -> None:
@@ -179,11 +210,18 @@ class OnlinePlanner:
             self._pool.terminate()
 
     @property
-    def _process(self) -> Pool:
+    def _process(self) -> SearchProcess:
         """The search process, started by the first search."""
         if self._pool is None:
-            self._pool = spawn_context().Pool(1, _begin_process, (self._accepts, self._niceness))
+            self._pool = self._open_process()
         return self._pool
+
+    def _drop_jobs(self) -> None:
+        """Ends the search and the table in progress: their inputs are obsolete, and they would delay the next ones."""
+        if self._search or self._making:
+            self.close()
+            self._pool = None
+        self._search = self._making = None
 
     def _decide_now(self, steps_left: int, progress: ProgressView) -> None:
         """Decides by the table between the schedules that need no restart. The first call starts to make the table."""
@@ -220,7 +258,7 @@ class OnlinePlanner:
             self._table_s[self._schedule] = FIRST_SAMPLE_S * count_samples(self._request, self._schedule)
         if self._is_worth(self._table_s[self._schedule], steps_left):
             self._table, self._tabulated = None, self._schedule
-            self._making = self._process.apply_async(_tabulate, (self._request, self._schedule))
+            self._making = self._process.apply_async(tabulate, (self._request, self._accepts, self._schedule))
 
     def _is_worth(self, seconds: float, steps_left: int) -> bool:
         """Returns whether the remaining steps take long enough for a search or a table of this duration to pay."""
@@ -229,10 +267,12 @@ class OnlinePlanner:
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
             is_due = self._rule.is_due or (self._rule.is_old and self._observed.has_other_lengths)
-            if is_due and self._is_worth(self._search_s, steps_left):
-                request = self._refit_lengths(self._search_s)
+            search_s = self._fixed_search_s or limit_search(self._rule.left_s(steps_left))
+            if is_due and self._is_worth(search_s, steps_left):
+                request = self._refit_lengths(search_s)
                 self._observed.note_search()
-                self._search = self._process.apply_async(_make_plan, (request, self._schedule))
+                arguments = (request, self._accepts, self._schedule, self._earlier.candidates)
+                self._search = self._process.apply_async(search_again, arguments)
             return
         if not self._search.ready():
             return
@@ -254,6 +294,7 @@ class OnlinePlanner:
             self._rule.keep()
             return
         current_s, fill_s = current.score.step_s, best.score.fill_s
+        self._earlier.keep(best.schedule, self._request.simulation.devices)
         restarts = not self._may_become(best.schedule)
         if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left, restarts=restarts, fill_s=fill_s):
             self._next = best
@@ -272,7 +313,7 @@ class OnlinePlanner:
     def _refit_lengths(self, search_s: float) -> PlanRequest:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
         lengths = self._observed.list_lengths()
-        self._set_profile(with_lengths(self._request.simulation.profile, lengths))
+        self._request = _with_profile(self._request, with_lengths(self._request.simulation.profile, lengths))
         settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
         return replace(self._request, settings=settings)
 
@@ -282,26 +323,30 @@ class OnlinePlanner:
         """
         for name, ratio, profile in self._observed.scale_costs(self._request.simulation.profile):
             progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
-            self._set_profile(profile)
-            self._table = self._tabulated = self._making = self._search = None
-
-    def _set_profile(self, profile: Profile) -> None:
-        self._request = replace(self._request, simulation=replace(self._request.simulation, profile=profile))
+            self._request = _with_profile(self._request, profile)
+            self._drop_jobs()
+            self._table = self._tabulated = None
 
 
-_accepts: Accepts
+def limit_search(left_s: float) -> float:
+    """Returns the seconds of a search, from the seconds of the remaining steps."""
+    return max(SEARCH_S, min(SEARCH_SHARE * left_s, LONGEST_SEARCH_S))
 
 
-def _begin_process(accepts: Accepts, niceness: int) -> None:
-    global _accepts  # noqa: PLW0603 - all searches of the process share it
-    _accepts = accepts
+def _with_profile(request: PlanRequest, profile: Profile) -> PlanRequest:
+    return replace(request, simulation=replace(request.simulation, profile=profile))
+
+
+def _begin_process() -> None:
     become_child()
-    os.nice(niceness)
+    os.nice(LOWEST)
 
 
-def _tabulate(request: PlanRequest, current: Schedule) -> DecisionTable:
-    return make_table(request, current, accepts=_accepts)
+def tabulate(request: PlanRequest, accepts: Accepts, current: Schedule) -> DecisionTable:
+    """Makes a table in the search process."""
+    return make_table(request, current, accepts=accepts)
 
 
-def _make_plan(request: PlanRequest, current: Schedule) -> RecipePlan:
-    return make_plan(request, accepts=_accepts, current=current)
+def search_again(request: PlanRequest, accepts: Accepts, current: Schedule, earlier: Sequence[Candidate]) -> RecipePlan:
+    """Searches for a schedule in the search process."""
+    return make_plan(request, accepts=accepts, current=current, earlier=earlier)

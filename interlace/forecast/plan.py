@@ -17,6 +17,7 @@ from interlace.forecast.costs.markets import Market, load_market
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.scoring import TimedEffort, Workplace, open_scorer
 from interlace.forecast.search.bounds import Workload
+from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.feasible import SearchProblem
 from interlace.forecast.search.planner import search
 from interlace.forecast.search.plans import Accepts, PlanBounds, PlanLimits, Planned, SearchResult, WhyNot, accept_all
@@ -296,21 +297,22 @@ def make_plan(
     *,
     accepts: Accepts = accept_all,
     current: Schedule | None = None,
+    earlier: Sequence[Candidate] = (),
     say: Callable[[str], None] = lambda _text: None,
     began_s: float | None = None,
 ) -> RecipePlan:
     """Searches for a schedule; with a deadline, on smaller numbers of devices too.
 
     accepts: returns the reason why a schedule cannot run, in addition to the checks by profile and settings. current:
-    the schedule in use, which is predicted as closely as the best. say: prints a line of progress. began_s: see
-    TimedEffort. Ctrl-C ends the search with the best plan so far. Raises UserError if no plan fits, or the limits
-    contradict each other.
+    the schedule in use, which is predicted as closely as the best. earlier: candidates from which the search begins, in
+    addition to the presets. say: prints a line of progress. began_s: see TimedEffort. Ctrl-C ends the search with the
+    best plan so far. Raises UserError if no plan fits, or the limits contradict each other.
     """
     check_sizes(request.recipe, algorithm_of(request.recipe))
     check_profile_roles(set_schedule(request.recipe, Schedule()), request.simulation.profile)
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
-        return _search_plan(request, settings.search_s, accepts, current, say=say, began_s=began_s)
+        return _search_plan(request, settings.search_s, accepts, current, earlier, say=say, began_s=began_s)
     if request.simulation.pools:
         raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
     sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
@@ -335,6 +337,7 @@ def _search_plan(
     search_s: float,
     accepts: Accepts,
     current: Schedule | None = None,
+    earlier: Sequence[Candidate] = (),
     *,
     say: Callable[[str], None],
     began_s: float | None,
@@ -369,7 +372,7 @@ def _search_plan(
     effort = TimedEffort(search_s, processes=processes, num_samples=settings.search_samples, say=say, began_s=began_s)
     place = Workplace(recipe=recipe, simulation=simulation)
     with open_scorer(place, processes=processes, effort=effort) as score:
-        found = search(problem, score, effort=effort, current=current)
+        found = search(problem, score, effort=effort, current=current, earlier=earlier)
     return RecipePlan(request=request, found=found, was_stopped=effort.is_stopped)
 
 

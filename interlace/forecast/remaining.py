@@ -1,4 +1,4 @@
-"""Schedules for the devices that remain after others disappeared."""
+"""Schedules for the devices that remain after others disappeared, and earlier schedules of a run."""
 
 from collections.abc import Collection
 
@@ -8,8 +8,22 @@ from interlace.schedule.placement import HOST, Device
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 
+KEPT_PLANS = 4
 FALLBACK = "verl-colocated"
 """Preset that runs on any number of devices."""
+
+
+class EarlierPlans:
+    """The last schedules and plans of a run, as shares of its devices. Searches begin from them, too."""
+
+    def __init__(self) -> None:
+        self.candidates: tuple[Candidate, ...] = ()
+        """At most KEPT_PLANS, the newest last."""
+
+    def keep(self, schedule: Schedule, devices: tuple[Device, ...]) -> None:
+        """Adds a schedule. devices: of the cluster on which it runs."""
+        found = Candidate.of(schedule, devices=devices)
+        self.candidates = (*(each for each in self.candidates if each != found), found)[-KEPT_PLANS:]
 
 
 def fit_schedule(schedule: Schedule, devices: tuple[Device, ...], num_devices: int) -> Schedule:

@@ -15,7 +15,7 @@ from types import FrameType
 from interlace.core.errors import HangError, SimulationStoppedError, UserError
 from interlace.core.types import TerminalEvent
 from interlace.flows.steps import StepResult
-from interlace.forecast.costs.scale import scale_model, shorten_episodes
+from interlace.forecast.costs.scale import scale_model, shorten_episodes, thin_samples
 from interlace.forecast.search.bounds import response_lengths
 from interlace.forecast.search.candidates import leaves_out, selects_by_speed
 from interlace.forecast.search.plans import Fidelity, Refused, SampleEffort, Score, Scorer
@@ -59,7 +59,10 @@ class Workplace:
         stop_at_s: time.monotonic() value at which the simulation stops and returns None.
         """
         counted = fidelity.count_steps(schedule)
-        steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // fidelity.scale
+        steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // (fidelity.scale * fidelity.thin)
+        if isinstance(schedule.concurrency, int):
+            limit = max(1, schedule.concurrency // fidelity.thin)
+            schedule = schedule.model_copy(update={"concurrency": limit})
         recipe = self.recipe.model_copy(
             update={
                 "episode": with_fewer_envs(self.recipe.episode, fidelity.scale),
@@ -74,7 +77,7 @@ class Workplace:
         scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, granule)
         here = replace(
             simulation,
-            profile=shorten_episodes(scaled, fidelity.turns),
+            profile=thin_samples(shorten_episodes(scaled, fidelity.turns), fidelity.thin),
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
@@ -97,6 +100,7 @@ class Workplace:
             del run
         # The model has a share of the devices and of the samples, and of a robot's episode a share of the turns.
         left_out = simulation.num_devices / here.num_devices * _count_turns(simulation) / _count_turns(here)
+        left_out *= fidelity.thin
         return replace(score, tokens_per_s=score.tokens_per_s * left_out)
 
 

@@ -1,5 +1,6 @@
 """Every benchmark runs at its smallest size, because the documents name benchmarks as sources of figures."""
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -187,6 +188,25 @@ def test_a_simulated_drift_counts_the_cost_of_each_kind_of_change(monkeypatch: p
     row = drift.run_static(phases, shared)
     steady_s = sizes.steps * last.simulate(last.take_over(shared, phases[-2])[0]).step_s
     assert row.seconds[-1] == pytest.approx(steady_s + sizes.switch_s), "a trainer's device is lost"
+
+
+def test_a_search_takes_its_time_on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a search was followed at the next step, although the search takes several."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    drift = importlib.import_module("_planner_drift")
+    phase = drift.make_phases(drift.Sizes(devices=16, prompts=16, num_lost=4, scale=2))[0]
+    settings = phase.request.settings.model_copy(update={"search_s": 30.0})
+    request = dataclasses.replace(phase.request, settings=settings)
+    clock, plans = drift.Clock(now_s=100.0), []
+    monkeypatch.setattr(drift, "search_again", lambda *args: plans.append(args[0].settings) or "a plan")
+    process = drift.VirtualProcess(clock, 2.0)
+    schedule = importlib.import_module("interlace.schedule.presets").load_schedule("areal")
+    first, second = (process.apply_async(drift.search_again, (request, None, schedule, [])) for _ in "ab")
+    assert plans[0].search_samples == round(30 / drift.FIRST_SAMPLE_S)
+    found = []
+    for clock.now_s in (131.0, 132.0, 161.0, 162.0):
+        found.append((first.ready(), second.ready()))
+    assert found == [(False, False), (True, False), (True, False), (True, True)]
 
 
 def test_presets_of_another_size_are_not_written_into_the_page(

@@ -56,6 +56,39 @@ def shorten_episodes(profile: Profile, factor: int) -> Profile:
     )
 
 
+def thin_samples(profile: Profile, factor: int) -> Profile:
+    """Returns costs for 1 / `factor` of the samples, each of which costs as much as `factor` samples.
+
+    A batch of n sequences takes the time of `factor` n sequences, and fills as much of the cache. A step takes about as
+    long, except that the longest of fewer responses is shorter.
+    """
+    if factor == 1:
+        return profile
+    rewards = profile.reward
+    return profile.model_copy(
+        update={
+            "rollout": _thin_batches(profile.rollout, factor),
+            "actor": _slow_tokens(profile.actor, factor),
+            "critic": profile.critic and _slow_tokens(profile.critic, factor),
+            "reference": profile.reference and _slow_tokens(profile.reference, factor),
+            "reward": rewards.model_copy(
+                update={"workers": max(1, rewards.workers // factor), "call_s": rewards.call_s * factor}
+            ),
+            "controller_sample_s": profile.controller_sample_s * factor,
+            "kinds": {name: thin_samples(kind, factor) for name, kind in profile.kinds.items()},
+        }
+    )
+
+
+def _thin_batches(costs: RolloutCosts, factor: int) -> RolloutCosts:
+    fields = ("context_token_s", "call_s", "sequence_s", "prefill_token_s", "kv_token_s")
+    slower: dict[str, object] = {name: getattr(costs, name) * factor for name in fields}
+    batches = sorted({max(1, batch // factor) for batch, _ in costs.steps})
+    smaller = {name: max(1, getattr(costs, name) // factor) for name in ("kv_tokens", "max_running")}
+    steps = tuple((batch, costs.step_s(batch * factor)) for batch in batches)
+    return costs.model_copy(update={**slower, **smaller, "steps": steps})
+
+
 def _slow_calls(costs: RolloutCosts, factor: int) -> RolloutCosts:
     fields = ("context_token_s", "call_s", "min_call_s", "intake_s", "sequence_s", "prefill_token_s")
     slower: dict[str, object] = {name: getattr(costs, name) * factor for name in fields}

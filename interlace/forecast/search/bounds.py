@@ -16,6 +16,9 @@ from interlace.schedule.schedule import Oversample, Schedule, TailBatching
 _NORMAL = NormalDist()
 SMALLEST = 8
 """Devices of the smallest model of a cluster."""
+LEAST_PROMPTS, LEAST_SEQUENCES = 8, 8
+"""Prompts of a step, and samples of a step for each device, that the smallest model of a workload keeps: with fewer
+samples, engines have unequal numbers of them, and stages receive a step in few parts."""
 POINTS = 400
 """Points at which a distribution of lengths is sampled."""
 
@@ -42,6 +45,16 @@ class Workload:
     def on_model(self, scale: int) -> tuple[int, Pools]:
         """Returns the number of devices of a scaled-down cluster, and their kinds."""
         return self.num_devices // scale, tuple((pool, count // scale) for pool, count in self.pools)
+
+    def find_thinning(self, scale: int) -> int:
+        """Returns the divisor of the samples of a scaled-down cluster with which schedules still rank about as with all
+        of them. It is 1 with simulators, whose episodes have fewer turns instead.
+        """
+        prompts, (num_devices, _) = self.prompts_per_step // scale, self.on_model(scale)
+        if self.num_envs:
+            return 1
+        least = max(LEAST_PROMPTS, math.ceil(LEAST_SEQUENCES * num_devices / self.samples_per_prompt))
+        return max((each for each in range(1, prompts // least + 1) if prompts % each == 0), default=1)
 
     @property
     def samples_per_step(self) -> int:

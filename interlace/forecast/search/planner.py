@@ -1,9 +1,10 @@
 """The planner: searches schedules for a workload, scored by a given function, within limits that the user sets.
 
-Analytic bounds and memory prune candidates before any is simulated. A beam search at coarse fidelity finds promising
-candidates, and successive halving spends more simulated steps on fewer of them. The remaining effort determines how
-many candidates are simulated, and how closely. Once it is spent, the search returns the best plan so far. The search
-has no clock: with a SampleEffort, the same arguments give the same plan.
+Analytic bounds and memory prune candidates before any is simulated. A beam search at coarse fidelity (fewer devices,
+and fewer samples that cost more) finds promising candidates, and successive halving spends more simulated steps on
+fewer of them. The remaining effort determines how many candidates are simulated, and how closely. Once it is spent, the
+search returns the best plan so far. The search has no clock: with a SampleEffort, the same arguments give the same
+plan.
 """
 
 import math
@@ -32,6 +33,8 @@ from interlace.schedule.schedule import Schedule
 BASELINE = "verl-colocated"
 CURRENT = "current"
 """Name of the plan that a run uses now."""
+EARLIER = "earlier"
+"""Name of the run's earlier plans."""
 SURE, LAST = 2, 6
 """Minimum and maximum number of best plans that are simulated on the whole cluster."""
 SEARCH_LEAVES = 0.5
@@ -63,14 +66,21 @@ ALIKE = 0.005
 
 
 def search(
-    problem: SearchProblem, score: Scorer, *, effort: SampleEffort, current: Schedule | None = None
+    problem: SearchProblem,
+    score: Scorer,
+    *,
+    effort: SampleEffort,
+    current: Schedule | None = None,
+    earlier: Iterable[Candidate] = (),
 ) -> SearchResult:
-    """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best.
+    """Searches for schedules. current: the schedule that a run uses; it is predicted as closely as the best. earlier:
+    candidates from which the search begins, in addition to the presets.
 
     Raises UserError if nothing fits or the limits contradict each other.
     """
     found = _Search(problem, score, effort)
-    return found.run(Candidate.of(current, CURRENT, problem.devices) if current else None)
+    begun = [replace(each, name=EARLIER) for each in earlier]
+    return found.run(Candidate.of(current, CURRENT, problem.devices) if current else None, begun)
 
 
 class _Search:
@@ -83,7 +93,8 @@ class _Search:
         turns = max(1, round(workload.turns / SHORT_TURNS)) if workload.num_envs else 1
         # The search takes half of the effort, the middle fidelity at most MIDDLE_SHARE of the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
-        self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns)
+        thin = workload.find_thinning(self._scales[0])
+        self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns, thin=thin)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
@@ -95,12 +106,12 @@ class _Search:
         """Scores by simulated schedule; several candidates may result in the same schedule."""
         self._num_scored = 0
 
-    def run(self, current: Candidate | None) -> SearchResult:
+    def run(self, current: Candidate | None, earlier: Sequence[Candidate] = ()) -> SearchResult:
         """Searches at coarse fidelity, then applies successive halving."""
         presets = {name: _make_seed(Candidate.of(load_schedule(name), name), self._problem) for name in preset_names()}
         seeds = [_make_seed(each, self._problem) for each in plain()]
         mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
-        start = [*([current] if current else []), presets[BASELINE], *presets.values()]
+        start = [*([current] if current else []), presets[BASELINE], *earlier, *presets.values()]
         self._try_candidates([*start, *_vary_spans([*seeds, *mixed], self._workload.spans)], leaves=START_LEAVES)
         self._vary_decisions()
         self._climb_hill()
@@ -154,10 +165,13 @@ class _Search:
         return self._make_plan(candidate, self._seen[candidate]) if candidate in self._seen else None
 
     def _choose_middle(self, candidates: Sequence[Candidate]) -> Fidelity:
-        """Returns the middle fidelity. If the effort does not allow it, more steps of the coarse model replace it."""
-        num_samples = sum(self._count_samples(each, self._middle) for each in candidates)
-        if self._effort.affords(int(num_samples / MIDDLE_SHARE)):
-            return self._middle
+        """Returns the middle fidelity. If the effort does not allow it, the coarse model with all samples replaces it,
+        or the coarse model with more steps.
+        """
+        for fidelity in (self._middle, *([replace(self._coarse, thin=1)] if self._coarse.thin > 1 else [])):
+            num_samples = sum(self._count_samples(each, fidelity) for each in candidates)
+            if self._effort.affords(int(num_samples / MIDDLE_SHARE)):
+                return fidelity
         return replace(self._coarse, steps=2 * self._coarse.steps)
 
     def _choose_fidelity(self, candidates: Sequence[Candidate]) -> Fidelity | None:
@@ -233,7 +247,7 @@ class _Search:
         # the current schedule, because a change needs its prediction.
         fresh = sorted(
             self._estimate_candidates(candidates),
-            key=lambda pair: (pair[1].name not in (BASELINE, CURRENT), pair[0].likely_s),
+            key=lambda pair: (pair[1].name not in (BASELINE, CURRENT, EARLIER), pair[0].likely_s),
         )[:most]
         for start in range(0, len(fresh), CHUNK):
             if self._effort.share_left <= leaves and self._select_best(1):
@@ -294,7 +308,7 @@ class _Search:
     def _count_samples(self, candidate: Candidate, fidelity: Fidelity, score: Score | Refused | None = None) -> int:
         """Returns the number of samples of a simulation, or of one to come without a score."""
         steps = (score.num_steps if isinstance(score, Score) else 0) or fidelity.num_steps(candidate.rest)
-        return steps * self._workload.requests_per_step // (fidelity.scale * fidelity.turns)
+        return steps * self._workload.requests_per_step // (fidelity.scale * fidelity.turns * fidelity.thin)
 
     def _select_best(self, count: int) -> list[Candidate]:
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}

@@ -63,6 +63,8 @@ class Fidelity:
     """Minimum number of counted steps."""
     turns: int = 1
     """Divisor of the number of turns of robots' episodes, whose turns then take longer."""
+    thin: int = 1
+    """Divisor of the number of samples, each of which then costs as much as this number of samples."""
     most_step_s: float = field(default=math.inf, compare=False)
     """Mean seconds of a step above which a simulation ends early: the schedule is not among the best."""
 

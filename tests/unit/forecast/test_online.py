@@ -13,7 +13,7 @@ from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
 from interlace.forecast.observed import with_lengths, with_tools
-from interlace.forecast.online import LOWEST, OnlinePlanner
+from interlace.forecast.online import LONGEST_SEARCH_S, LOWEST, SEARCH_S, OnlinePlanner, limit_search
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.recipe_check import AcceptsHere
 from interlace.forecast.search.candidates import Candidate
@@ -137,6 +137,11 @@ def test_a_run_that_ends_soon_is_not_searched() -> None:
         planner.close()
 
 
+def test_a_search_may_take_a_hundredth_of_the_remaining_time() -> None:
+    """Every search took six seconds, in which it scored nine schedules of a large step."""
+    assert [limit_search(left_s) for left_s in (10, 2_000, 1_000_000)] == [SEARCH_S, 20.0, LONGEST_SEARCH_S]
+
+
 class Ready:
     """Result of the search process that is there at once."""
 
@@ -253,6 +258,7 @@ def test_a_search_ends_without_a_decision_after_a_change_of_the_schedule_or_of_t
         planner._observed.tools.observe(cost, 0.5)
     planner._refit_costs(QuietProgress())
     assert planner._search is None
+    assert planner._pool is None, "an obsolete search of a minute delayed the next one"
 
 
 def test_a_plan_after_a_loss_of_devices_is_for_the_devices_that_are_left() -> None:
@@ -281,12 +287,9 @@ def test_plans_for_other_devices_are_checked_on_these() -> None:
     recipe = load_recipe("quickstart", ["cluster.devices=cpu:2"])
     asked, accepts = replace(asked, simulation=two), AcceptsHere(recipe, two.devices, 8)
     planner = OnlinePlanner(asked, load_schedule("one-step-off"), 1.0, accepts=accepts)
-    process = planner._pool = Process()
+    planner._pool = Process()
     four = planner.fit_devices(4)
-    assert (
-        planner._pool is not process
-        and [each.index for each in four.instances("actor", planner._request.simulation.devices)[0]][-1] == 3
-    )
+    assert [each.index for each in four.instances("actor", planner._request.simulation.devices)[0]][-1] == 3
     assert accepts(four) and planner._accepts(four) is None
     planner.close()
 

@@ -26,7 +26,11 @@ def test_a_reward_model_is_not_counted_as_a_second_trainer() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "profile", "fidelity"),
-    [("quickstart", "qwen2.5-7b-h20", {"scale": 4}), ("robot", "rlinf-maniskill", {"turns": 8})],
+    [
+        ("quickstart", "qwen2.5-7b-h20", {"scale": 4}),
+        ("quickstart", "qwen2.5-7b-h20", {"thin": 2}),
+        ("robot", "rlinf-maniskill", {"turns": 8}),
+    ],
 )
 def test_a_model_of_a_cluster_trains_as_many_tokens_per_second(recipe: str, profile: str, fidelity) -> None:
     """Plans that were simulated on models of the cluster are ranked beside plans of the whole cluster."""

@@ -6,7 +6,7 @@ import pstats
 import pytest
 
 from interlace.forecast.costs.profiles import change_profile, load_profile
-from interlace.forecast.costs.scale import scale_model
+from interlace.forecast.costs.scale import scale_model, thin_samples
 from interlace.forecast.simulate import Simulation, simulate
 from interlace.run.recipe.load import load_recipe
 
@@ -33,3 +33,13 @@ def test_a_scale_model_keeps_the_time_of_the_controller() -> None:
     profile = change_profile(load_profile("qwen2.5-7b-h800"), ["reward.call_s=0.001"])
     for granule, longer in (("sample", 8), ("group", 8), ("step", 1), ("25%", 1)):
         assert scale_model(profile, 8, 256, granule).reward.call_s == pytest.approx(0.001 * longer), granule
+
+
+def test_a_fourth_of_the_samples_costs_four_times_as_much_each() -> None:
+    """A short search of a step of 8,192 samples scored nine schedules."""
+    profile = load_profile("qwen2.5-7b-h800")
+    thin = thin_samples(profile, 4)
+    for batch in (1, 8, 64):
+        assert thin.rollout.step_s(batch) == pytest.approx(profile.rollout.step_s(4 * batch), rel=0.05)
+    assert thin.actor.token_s == 4 * profile.actor.token_s
+    assert thin.rollout.kv_tokens == profile.rollout.kv_tokens // 4

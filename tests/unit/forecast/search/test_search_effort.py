@@ -22,6 +22,25 @@ def test_a_short_search_predicts_the_current_schedule() -> None:
     assert found.current is not None and found.current.schedule.dispatch == current.dispatch
 
 
+def test_a_short_search_begins_from_earlier_plans() -> None:
+    """A search after a loss of devices had too little time to find the earlier plan for the remaining devices."""
+    earlier = Candidate.of(Schedule.parse({**load_schedule("areal").model_dump(), "dispatch": "longest_first"}))
+    limits = PlanLimits(max_staleness=8)
+    problem = SearchProblem(profile=PROFILE, workload=WORKLOAD, devices=devices(8), limits=limits)
+    scorer = InventedScores(lambda schedule: score(2.0 if schedule.dispatch == "longest_first" else 1.0))
+    planner.search(problem, scorer, effort=SampleEffort(3_000), earlier=[earlier])
+    assert earlier.on(8) in [schedule for schedule, _ in scorer.asked[:2]]
+
+
+def test_a_search_begins_with_fewer_samples_and_compares_the_best_with_all() -> None:
+    large = replace(WORKLOAD, num_devices=256, prompts_per_step=1024, samples_per_prompt=8)
+    scorer = InventedScores(lambda schedule: score(100.0 + len(str(schedule)) % 11))
+    search(PROFILE, large, devices(256), PlanLimits(max_staleness=2), scorer, effort=SampleEffort(40_000))
+    fidelities = [fidelity for _, fidelity in scorer.asked]
+    assert {each.thin for each in fidelities[:20]} == {4}
+    assert 0 < sum(each.thin == 1 for each in fidelities) < sum(each.thin == 4 for each in fidelities)
+
+
 def test_a_short_search_simulates_the_baseline_first() -> None:
     scorer = InventedScores(lambda _: score(1.0))
     search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
