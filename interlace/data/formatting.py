@@ -296,8 +296,23 @@ def _join_text(row: Row, messages: Messages, style: PromptFormat) -> str:
             + ("the tokenizer has none" if style.chat_template else "task.format.chat_template=false")
             + ". Take an instruct model or its tokenizer (model.tokenizer), or prompts of plain text."
         )
-    question = messages[-1].content
-    return question if style.system is None else f"{style.system}\n\n{question}"
+    return _put_system_before(messages[-1].content, style.system)
+
+
+def _put_system_before(text: str, system: str | None) -> str:
+    return text if system is None else f"{system}\n\n{text}"
+
+
+def plain_text(prompt: Prompt, system: str | None = None) -> str:
+    """Returns a prompt as text without a chat template: the system message of the recipe, then the text of the prompt.
+
+    system: of the recipe, which a chat's messages contain already.
+    """
+    if prompt.messages:
+        first = prompt.messages[0]
+        is_added = first.role == "system" and as_text(prompt.messages) != prompt.text  # else the row has the message
+        system = first.content if is_added else None
+    return _put_system_before(prompt.text, system)
 
 
 def _apply_template(row: Row, messages: Messages, tokenizer: "PreTrainedTokenizerBase", tags: TypedTags) -> str:

@@ -73,7 +73,7 @@ def to_result(score: Any, config: RewardConfig, *, has_own_total: bool = False) 
         parts = {name: float(value) for name, value in notes.items() if isinstance(value, bool | int | float)}
         return RewardResult(reward=_number(score["score"]), parts=_check_parts(parts, config))
     parts = {whole(str(name)): _number(value, f" as part {name!r}") for name, value in score.items()}
-    return RewardResult(reward=_number(sum(_check_parts(parts, config).values())), parts=parts)
+    return RewardResult(reward=_add_exactly(_check_parts(parts, config)), parts=parts)
 
 
 def add_up(scores: Sequence[tuple[str, float, Any]], config: RewardConfig) -> RewardResult:
@@ -90,8 +90,15 @@ def add_up(scores: Sequence[tuple[str, float, Any]], config: RewardConfig) -> Re
         parts[name] = weight * found.reward
     if not parts:
         raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
-    # Without rounding between the terms: 0.7 + 0.2 + 0.1 must reach reward.correct = 1.
-    return RewardResult(reward=_number(math.fsum(parts.values())), parts=_check_parts(parts, config))
+    return RewardResult(reward=_add_exactly(parts), parts=_check_parts(parts, config))
+
+
+def _add_exactly(parts: Mapping[str, float]) -> float:
+    """Returns the sum of the parts without rounding between the terms: 0.7 + 0.2 + 0.1 must reach reward.correct = 1.
+
+    Raises UserError if the sum is infinite in float32.
+    """
+    return _number(math.fsum(parts.values()))
 
 
 def add_turn_rewards(result: RewardResult, given: RewardResult | None) -> RewardResult:
@@ -268,7 +275,17 @@ async def evaluate_batch_async(
     scores = [await call.scores([_copy_request(each) for each in shown]) if shown else [] for call in reward.calls]
     values = zip(*scores, strict=True)
     results = iter([_make_result(reward, config, *pair) for pair in zip(shown, values, strict=True)])
-    return [verdict(False, config) if text is None else next(results) for text in texts]
+    return [_make_untagged_result(reward, config) if text is None else next(results) for text in texts]
+
+
+def _make_untagged_result(reward: LoadedReward, config: RewardConfig) -> RewardResult:
+    """Returns the result of a response without the tag.
+
+    In a sum each part is 0, so that the mean of a part includes these responses; the parts of a sum have no verdict.
+    """
+    if not reward.parts:
+        return verdict(False, config)
+    return RewardResult(reward=config.incorrect, parts={label_of(part): 0.0 for part in reward.parts})
 
 
 def _copy_request(request: ScoreRequest) -> ScoreRequest:

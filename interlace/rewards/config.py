@@ -142,7 +142,8 @@ class RewardConfig(Config):
         """Returns whether a held-out answer is right. Neither its form, which `shaping` judges, nor the rewards of
         turns change that."""
         task = result.parts.get(TASK, result.reward) if self.shaping.added else result.reward
-        return result.failure is None and task - result.parts.get(TURN_REWARDS, 0.0) >= self.correct
+        # Both sides are rounded alike: 1 + 0.13 - 0.13 would be less than 1.
+        return result.failure is None and task >= self.correct + result.parts.get(TURN_REWARDS, 0.0)
 
     @property
     def least_right(self) -> float:

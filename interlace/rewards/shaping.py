@@ -5,6 +5,7 @@ Most of it depends on the response alone; the length reward compares the respons
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 
 from pydantic import Field, model_validator
 
@@ -87,7 +88,8 @@ def shape_result(result: RewardResult, token_ids: IntArray, config: ShapingConfi
     """Returns the result with the parts for its form. token_ids: of the policy's tokens. A failure stays one."""
     if result.failure is not None:
         return result
-    task = result.reward + sum((config.weights[name] - 1) * result.parts.get(name, 0.0) for name in config.weights)
+    changes = [(config.weights[name] - 1) * result.parts.get(name, 0.0) for name in config.weights]
+    task = fsum([result.reward, *changes])
     added: dict[str, float] = {}
     if config.overlong_limit is not None:
         share = overlong_share(len(token_ids), config.overlong_limit, config.overlong_buffer)

@@ -23,7 +23,7 @@ from interlace.run.warmup import find_warmup
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HUB = "hub:"
 GGUF = ".gguf"
@@ -140,17 +140,13 @@ class _Export:
         )
 
     def _save_model(self, config: ModelConfig, folder: Path, *, is_classifier: bool) -> "PreTrainedModel":
-        from interlace.engines.train.export import list_named_weights, model_files
-
         if is_classifier:
             classifier = load_classifier(config)
             model, tokenizer = classifier.model, classifier.tokenizer
         else:
             loaded = load_model(config)
             model, tokenizer = loaded.model, loaded.tokenizer
-        weights = _cast_weights(dict(list_named_weights(model)), self.options.dtype)
-        model.to(dtype=_torch_dtype(self.options.dtype))  # type: ignore[call-arg]  # transformers' own stub
-        model_files(model, weights, tokenizer).write(folder)
+        write_cast_model(model, tokenizer, self.options.dtype, folder)
         return model
 
     def _write_card(self, folder: Path, *loading: str) -> None:
@@ -164,6 +160,24 @@ class _Export:
             dtype=self.options.dtype,
         )
         (folder / "README.md").write_text(model_card(self.recipe, self.run, subject), encoding="utf-8")
+
+
+def write_cast_model(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", dtype: str, folder: Path
+) -> None:
+    """Writes a model with weights of a type. Tensors that transformers loads in float32, such as the bias by which
+    experts are chosen, stay float32.
+
+    Changes the type of the model. Raises UserError if a weight is too large for the type.
+    """
+    from interlace.engines.train.export import list_exact_names, list_named_weights, model_files
+
+    weights = dict(list_named_weights(model))
+    exact = list_exact_names(model, weights, _torch_dtype(dtype))
+    cast = _cast_weights({name: tensor for name, tensor in weights.items() if name not in exact}, dtype)
+    weights = {name: cast.get(name, tensor) for name, tensor in weights.items()}
+    model.to(dtype=_torch_dtype(dtype))  # type: ignore[call-arg]  # transformers' own stub
+    model_files(model, weights, tokenizer).write(folder)
 
 
 def _check_options(run: RunFolder, recipe: Recipe, options: ExportOptions) -> None:

@@ -18,7 +18,7 @@ from interlace.models.transformers_lock import TRANSFORMERS_LOCK
 from interlace.rewards.config import RewardConfig
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.layout import num_threads, threads_of
-from interlace.run.recipe.prompts import prompt_reader, text_reader, writes_space
+from interlace.run.recipe.prompts import prompt_reader, styles_by_source, text_reader, writes_space
 from interlace.runtime.worker import WorkerContext
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _text_teacher(source: EngineSource, loaded: "LoadedModel", config: TrainConf
         teacher=loaded.tokenizer,
         spaces_answers=writes_space(loaded.tokenizer, variables),
     )
-    read = text_reader(loaded.tokenizer, variables)
+    read = text_reader(loaded.tokenizer, variables, styles_by_source(source.recipe))
     return TextTeacherEngine(loaded.model, config=config, tokenizers=tokenizers, read=read, device=device)
 
 

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Messages, ToolSpec, to_mapping, tool_mapping
 from interlace.core.types import JSON, Prompt
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import Row, read_prompt, render, with_last
+from interlace.data.formatting import Row, plain_text, read_prompt, render, with_last
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import MessageWriter
 from interlace.models.loading import load_tokenizer
@@ -60,11 +60,14 @@ def renderer_of(
 
 def with_instructions(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Returns prompts whose text is the instruction alone, as in a data set of a robot. Their tokens stay the same."""
+    style_of = styles_by_source(recipe)
+    return [replace(prompt, text=read_prompt(prompt.text, style_of(prompt))) for prompt in prompts]
+
+
+def styles_by_source(recipe: Recipe) -> Callable[[Prompt], PromptFormat]:
+    """Returns the function from a training prompt to the format of its source."""
     styles = {part.label: part.format for part in recipe.task.mixture if part.format is not None}
-    return [
-        replace(prompt, text=read_prompt(prompt.text, styles.get(prompt.source, recipe.task.format)))
-        for prompt in prompts
-    ]
+    return lambda prompt: styles.get(prompt.source, recipe.task.format)
 
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:
@@ -157,7 +160,7 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
     """
     if not recipe.reference.context:
         return None
-    write, tags = prompt_writer(recipe, tokenizer), special_tags(tokenizer)
+    write, tags, style_of = prompt_writer(recipe, tokenizer), special_tags(tokenizer), styles_by_source(recipe)
     style = PromptFormat(template=recipe.reference.context)
 
     def read(prompt: Prompt) -> Prompt:
@@ -174,7 +177,7 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
             start = _count_start_tokens(tokenizer, prompt)
             text = prompt.token_ids[start:].tolist()
             if ids and adds_space(tokenizer):
-                text = encode_continuation(tokenizer, prompt.text, ids)
+                text = encode_continuation(tokenizer, plain_text(prompt, style_of(prompt).system), ids)
             whole = [*prompt.token_ids[:start].tolist(), *ids, *text]
             return replace(prompt, token_ids=np.array(whole, np.int32))
         longer = with_last(prompt.messages, context + prompt.messages[-1].content)
@@ -198,12 +201,15 @@ def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrai
 
 
 def text_reader(
-    teacher: "PreTrainedTokenizerBase", variables: Mapping[str, bool | int | float | str] | None = None
+    teacher: "PreTrainedTokenizerBase",
+    variables: Mapping[str, bool | int | float | str] | None = None,
+    style_of: Callable[[Prompt], PromptFormat] = lambda _: PromptFormat(),
 ) -> Callable[[Prompt], Prompt]:
     """Returns the function from a prompt to the prompt in the tokens of a teacher with another tokenizer.
 
     A chat is written with the teacher's chat template and the tools of its row, if the teacher has a template; other
-    prompts are their text. variables: of the chat template, as for the policy.
+    prompts are their text after the recipe's system message. variables: of the chat template, as for the policy.
+    style_of: returns the format of a prompt.
     """
     tags = special_tags(teacher)
 
@@ -211,7 +217,8 @@ def text_reader(
         if prompt.messages and teacher.chat_template:
             ids = _chat_ids(teacher, tags, prompt.messages, prompt.tools, variables)
             return replace(prompt, token_ids=np.array(ids, np.int32))
-        ids = drop_added_end(teacher, prompt.text, teacher(prompt.text)["input_ids"])
+        text = plain_text(prompt, style_of(prompt).system)
+        ids = drop_added_end(teacher, text, teacher(text)["input_ids"])
         return replace(prompt, token_ids=np.array(ids, np.int32))
 
     return read

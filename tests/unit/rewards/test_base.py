@@ -8,7 +8,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, RewardResult
-from interlace.rewards.base import Score, ScoreRequest, add_up, load_reward
+from interlace.rewards.base import Score, ScoreRequest, add_up, evaluate_batch, load_reward, load_rewards
 from interlace.rewards.config import RewardConfig
 from tests.support.evaluate_reward import evaluate
 
@@ -246,3 +246,24 @@ def test_unknown_rewards_name_the_known() -> None:
     assert "'time'" not in str(raised.value)
     with pytest.raises(UserError, match="not something that can be called"):
         load_reward("interlace.core.types:JSON")
+
+
+def test_the_parts_of_one_function_are_added_without_rounding() -> None:
+    """A plain sum of these parts is less than 1, so that right answers would count as wrong in an evaluation."""
+
+    def function(response: str) -> dict[str, float]:
+        return {"value": 0.7, "form": 0.2, "length": 0.1}
+
+    config = RewardConfig(name="package.module:function", correct=1.0, incorrect=0.0)
+    found = evaluate(function, config, ScoreRequest(prompt="q", response="", answer="", metadata={}))
+    assert found.reward == 1.0 and config.is_right(found)
+
+
+def test_the_parts_of_a_sum_include_responses_without_the_tag() -> None:
+    """The metric of a part is the mean over the samples that have it."""
+    config = RewardConfig.parse({"parts": [{"name": "exact", "label": "right"}], "tag": "answer"})
+    requests = [
+        ScoreRequest(prompt="q", response=text, answer="4", metadata={}) for text in ("<answer>4</answer>", "4")
+    ]
+    found = evaluate_batch(load_rewards(config), config, requests)
+    assert [(each.reward, each.parts) for each in found] == [(1.0, {"right": 1.0}), (0.0, {"right": 0.0})]

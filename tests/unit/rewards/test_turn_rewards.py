@@ -23,6 +23,8 @@ def test_they_are_added_and_change_no_verdict() -> None:
     assert (found.reward, found.parts) == (0.5, {"accuracy": 1.0, "turns": 2.0, "turn_rewards": -0.5})
     assert config.is_right(found)
     assert score(config, None).parts == {"accuracy": 1.0}
+    rounded = score(config, RewardResult(reward=0.13, is_partial=True))
+    assert rounded.reward - 0.13 < 1.0 and config.is_right(rounded)
 
 
 def test_an_infinite_sum_fails_the_sample() -> None:

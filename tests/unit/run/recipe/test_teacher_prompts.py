@@ -10,7 +10,14 @@ from interlace.core.errors import UserError
 from interlace.models.loading import load_tokenizer
 from interlace.models.tiny import build_tokenizer
 from interlace.run.recipe.load import load_recipe
-from interlace.run.recipe.prompts import check_context, prompt_reader, recipe_prompts, text_reader, writes_space
+from interlace.run.recipe.prompts import (
+    check_context,
+    prompt_reader,
+    recipe_prompts,
+    styles_by_source,
+    text_reader,
+    writes_space,
+)
 from tests.support.tokenizers import spacing_tokenizer
 
 
@@ -85,3 +92,22 @@ def test_the_teacher_reads_the_tools_of_a_row_and_the_variables_of_the_template(
     tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     other = text_reader(tokenizer, {"enable_thinking": False})
     assert tokenizer.decode(other(prompt).token_ids) == whole + "<think></think>"
+
+
+def test_a_teacher_reads_the_system_message_of_a_prompt_without_a_chat_template(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "7+5=", "answer": "12"}\n')
+    system = "task.format.system=Be brief."
+    plain = load_recipe("distill", [f"task={path}", "reference.model=null", "reference.context='Hint:'", system])
+    for tokenizer in (spacing_tokenizer("t5"), build_tokenizer(256)):
+        [prompt] = recipe_prompts(plain, tokenizer).train
+        read = prompt_reader(plain, tokenizer)
+        assert read is not None
+        assert "Hint:Be brief." in tokenizer.decode(read(prompt).token_ids)
+
+    teacher = build_tokenizer(256)
+    chat = load_recipe("distill", [f"task={path}", "reference.model=null", system, "model=tiny:micro-chat"])
+    for recipe, tokenizer in ((plain, teacher), (chat, build_tokenizer(256, chat=True))):
+        [prompt] = recipe_prompts(recipe, tokenizer).train
+        other = text_reader(teacher, style_of=styles_by_source(recipe))
+        assert teacher.decode(other(prompt).token_ids) == "Be brief.\n\n7+5="
