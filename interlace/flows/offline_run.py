@@ -10,7 +10,7 @@ import numpy as np
 from interlace.algorithms.advantages import select_trained
 from interlace.algorithms.base import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
-from interlace.core.types import FloatArray, Metrics, Sample, SampleGroup, SampleKey, TerminalEvent
+from interlace.core.types import FloatArray, Metrics, Sample, SampleGroup, SampleKey, Segment, TerminalEvent
 from interlace.flows.run import RoleGroups, shares_base
 from interlace.flows.step_metrics import StepMeter
 from interlace.flows.steps import Ended
@@ -38,6 +38,8 @@ class OfflineRows:
     """Rows in the order of training, without end."""
     heldout: Sequence[Sample]
     """Rows to evaluate on."""
+    context: int | None = None
+    """Tokens that the trained model and its reference can read. If None, there is no limit."""
 
 
 class OfflineRun:
@@ -51,7 +53,7 @@ class OfflineRun:
         algorithm: Algorithm,
         rows: OfflineRows,
     ) -> None:
-        self.rows = rows.train
+        self.rows, self._context = rows.train, rows.context
         self._cluster, self._groups, self._heldout = cluster, groups, rows.heldout
         self._needs_reference = algorithm.needs.reference
         self._needs_point = isinstance(algorithm, OfflineAlgorithm) and algorithm.uses_reference_point
@@ -139,13 +141,31 @@ class OfflineRun:
 
     async def _reference_point(self, samples: Sequence[Sample]) -> float:
         """Computes the mean log ratio to the reference of completions below the prompts of other rows, at least 0."""
-        mismatched = [
-            replace(sample, prompt=other.prompt)
-            for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True)
-        ]
+        mismatched = exchange_prompts(samples, self._context)
         policy, reference = await self._groups.actor.logprobs(mismatched), await self._compute_reference(mismatched)
         ratios = [
             float(select_trained(mine - theirs, sample).sum())
             for sample, mine, theirs in zip(mismatched, policy, reference, strict=True)
         ]
         return max(0.0, sum(ratios) / (2 * len(ratios)))
+
+
+def exchange_prompts(samples: Sequence[Sample], context: int | None) -> list[Sample]:
+    """Returns each row below the prompt of the next row; the last row is below the first prompt.
+
+    context: tokens of a prompt with one completion. The end of a longer completion is left out. None for no limit.
+    """
+    return [
+        replace(sample, prompt=other.prompt, segments=_cut_segments(sample, other, context))
+        for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True)
+    ]
+
+
+def _cut_segments(sample: Sample, other: Sample, context: int | None) -> tuple[Segment, ...]:
+    if context is None:
+        return tuple(sample.segments)
+    room = max(0, context - len(other.prompt.token_ids))
+    return tuple(
+        replace(each, token_ids=each.token_ids[:room], sampled=None if each.sampled is None else each.sampled[:room])
+        for each in sample.segments
+    )

@@ -15,6 +15,7 @@ from interlace.run.boundary import Boundary, StateLater
 from interlace.run.recipe.config import algorithm_of
 from interlace.run.recipe.offline_encoder import create_encoder
 from interlace.run.recipe.offline_rows import RowEncoder
+from interlace.run.recipe.reference_lengths import shortest_context
 from interlace.run.saving import Saver
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState
@@ -66,7 +67,8 @@ class OfflineSession(RunProcess):
         )
         trained = (encoded[prompt.uid] for prompt in stream)
         stages = StageFactory(cluster, recipe.schedule.resolved, sizes)
-        run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), OfflineRows(train=trained, heldout=heldout))
+        offline_rows = OfflineRows(train=trained, heldout=heldout, context=shortest_context(recipe))
+        run = OfflineRun(cluster, stages, groups, algorithm_of(recipe), offline_rows)
         saver = Saver(
             cluster, self._checkpoints, groups, self._folder, every=recipe.checkpoint_every, memory=job.memory,
             settings=self._settings,

@@ -38,8 +38,9 @@ from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import WorkerMemory, check_memory, forecast_memory, measure_loads, sum_by_device
-from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows
+from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows, longest_branch
 from interlace.run.recipe.prompts import check_alignment, check_context, message_writer, recipe_prompts
+from interlace.run.recipe.reference_lengths import check_reference_lengths, longest_read_sequence
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
@@ -124,14 +125,11 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     _check_evaluation(recipe, prompts)
     create_sampler(recipe.task, prompts.train, recipe.seed)
     if not is_of_rows:
-        check_context(recipe, every, tokenizer)
         check_alignment(recipe, every, tokenizer)
     _check_warmup(recipe, prompts, tokenizer)
     size, samples = model_size(model), recipe.prompts_per_step * recipe.samples_per_prompt
-    if is_of_rows:
-        longest = check_row_lengths(encode_rows(recipe, every, tokenizer), context_length(model.config))
-    else:
-        longest = _longest_prompt(recipe, prompts, size, action_tokens(model.config))
+    longest = _check_lengths(recipe, prompts, model, tokenizer)
+    if not is_of_rows:
         _check_step_size(recipe, samples)
     loads = measure_loads(recipe, model, longest)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
@@ -247,6 +245,23 @@ def _check_vocabulary(key: str, other: ModelConfig, recipe: Recipe, tokenizer: "
             "be of other tokens. Take a reference of the same family; for the teacher of algorithm distill set "
             "reference.align=text, which aligns tokens by their text, with algorithm.signal=advantage."
         )
+
+
+def _check_lengths(
+    recipe: Recipe, prompts: PromptSet, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
+) -> int:
+    """Returns the tokens of the longest prompt or row. Raises UserError if a model would read more than its context."""
+    every = [*prompts.train, *prompts.heldout]
+    if is_offline(recipe):
+        rows = encode_rows(recipe, every, tokenizer)
+        longest, longest_read = check_row_lengths(rows, context_length(model.config)), longest_branch(rows)
+    else:
+        longest = _longest_prompt(recipe, prompts, model_size(model), action_tokens(model.config))
+        added = check_context(recipe, every, tokenizer)
+        longest_read = longest_read_sequence(recipe, [len(prompt.token_ids) for prompt in every], added)
+    if algorithm_of(recipe).needs.reference:
+        check_reference_lengths(recipe, longest_read)
+    return longest
 
 
 def _check_step_size(recipe: Recipe, samples: int) -> None:

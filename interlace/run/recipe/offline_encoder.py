@@ -49,10 +49,15 @@ def create_encoder(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
 def check_row_lengths(rows: Sequence[Sample], context: int | None) -> int:
     """Returns the tokens of the longest row. Raises UserError if a branch of a row exceeds the context of the model."""
     for row in rows:
-        longest = row.num_prompt_tokens + max(len(segment.token_ids) for segment in row.segments)
+        longest = longest_branch([row])
         if context is not None and longest > context:
             raise UserError(
                 f"row {row.uid} has {longest} tokens with its completion, and the model's context is {context}. Drop "
                 "long rows from the data, or take a model with a longer context."
             )
     return max(row.num_total_tokens for row in rows)
+
+
+def longest_branch(rows: Sequence[Sample]) -> int:
+    """Returns the tokens of the longest prompt with one completion."""
+    return max(row.num_prompt_tokens + max(len(segment.token_ids) for segment in row.segments) for row in rows)

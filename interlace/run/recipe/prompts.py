@@ -187,17 +187,21 @@ def prompt_reader(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Calla
     return read
 
 
-def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises UserError if a row has no column that the context names, or if the context is empty for every row."""
+def check_context(recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Returns the number of tokens that the context of the teachers adds to each prompt.
+
+    Raises UserError if a row has no column that the context names, or if the context is empty for every row.
+    """
     read = prompt_reader(recipe, tokenizer)
     if read is None:
-        return
-    is_longer = [len(read(prompt).token_ids) > len(prompt.token_ids) for prompt in prompts]  # reads every row
-    if not any(is_longer):
+        return [0] * len(prompts)
+    added = [len(read(prompt).token_ids) - len(prompt.token_ids) for prompt in prompts]
+    if max(added) <= 0:
         raise UserError(
             f"reference.context={recipe.reference.context!r} is empty for every row, so that the teacher reads the "
             "prompts of the policy. Name a column that the rows have."
         )
+    return added
 
 
 def text_reader(
