@@ -15,7 +15,7 @@ from types import FrameType
 from interlace.core.errors import HangError, SimulationStoppedError, UserError
 from interlace.core.types import TerminalEvent
 from interlace.flows.steps import StepResult
-from interlace.forecast.costs.scale import scale_model, shorten_episodes, thin_samples
+from interlace.forecast.costs.scale import scale_model, shorten_episodes, thin_limits, thin_samples
 from interlace.forecast.search.bounds import response_lengths
 from interlace.forecast.search.candidates import leaves_out, selects_by_speed
 from interlace.forecast.search.plans import Fidelity, Refused, SampleEffort, Score, Scorer
@@ -60,9 +60,8 @@ class Workplace:
         """
         counted = fidelity.count_steps(schedule)
         steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // (fidelity.scale * fidelity.thin)
-        if isinstance(schedule.concurrency, int):
-            limit = max(1, schedule.concurrency // fidelity.thin)
-            schedule = schedule.model_copy(update={"concurrency": limit})
+        granule = schedule.granularity.of("reward")
+        schedule = thin_limits(schedule, fidelity.thin)
         recipe = self.recipe.model_copy(
             update={
                 "episode": with_fewer_envs(self.recipe.episode, fidelity.scale),
@@ -73,11 +72,11 @@ class Workplace:
                 "steps": 4 * steps + 16,
             }
         )
-        simulation, granule = self.simulation, schedule.granularity.of("reward")
+        simulation = self.simulation
         scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, granule)
         here = replace(
             simulation,
-            profile=thin_samples(shorten_episodes(scaled, fidelity.turns), fidelity.thin),
+            profile=thin_samples(shorten_episodes(scaled, fidelity.turns), fidelity.thin, granule),
             num_devices=simulation.num_devices // fidelity.scale,
             pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )

@@ -3,8 +3,9 @@
 import math
 from typing import TypeVar
 
-from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, RolloutCosts, TrainCosts
+from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.schedule.placement import Granule, Share
+from interlace.schedule.schedule import Migrate, Schedule
 
 C = TypeVar("C", bound=InferenceCosts)
 
@@ -20,8 +21,8 @@ def scale_model(profile: Profile, factor: int, num_devices: int, granule: Granul
     """
     if factor == 1:
         return profile
-    rewards, per_step = profile.reward, granule == "step" or (isinstance(granule, str) and granule.endswith("%"))
-    call_s = rewards.call_s * (1 if per_step else factor)
+    rewards = profile.reward
+    call_s = rewards.call_s * (1 if _is_per_step(granule) else factor)
     return profile.model_copy(
         update={
             "actor": _scale_training(profile.actor, factor, num_devices),
@@ -56,28 +57,67 @@ def shorten_episodes(profile: Profile, factor: int) -> Profile:
     )
 
 
-def thin_samples(profile: Profile, factor: int) -> Profile:
+def thin_samples(profile: Profile, factor: int, granule: Granule | Share = "sample") -> Profile:
     """Returns costs for 1 / `factor` of the samples, each of which costs as much as `factor` samples.
 
     A batch of n sequences takes the time of `factor` n sequences, and fills as much of the cache. A step takes about as
-    long, except that the longest of fewer responses is shorter.
+    long, except that the longest of fewer responses is shorter. granule: see scale_model.
     """
     if factor == 1:
         return profile
-    rewards = profile.reward
     return profile.model_copy(
         update={
             "rollout": _thin_batches(profile.rollout, factor),
             "actor": _slow_tokens(profile.actor, factor),
             "critic": profile.critic and _slow_tokens(profile.critic, factor),
             "reference": profile.reference and _slow_tokens(profile.reference, factor),
-            "reward": rewards.model_copy(
-                update={"workers": max(1, rewards.workers // factor), "call_s": rewards.call_s * factor}
-            ),
+            "reward": _thin_scores(profile.reward, factor, granule),
             "controller_sample_s": profile.controller_sample_s * factor,
-            "kinds": {name: thin_samples(kind, factor) for name, kind in profile.kinds.items()},
+            "kinds": {name: thin_samples(kind, factor, granule) for name, kind in profile.kinds.items()},
         }
     )
+
+
+def thin_limits(schedule: Schedule, factor: int) -> Schedule:
+    """Returns the schedule with 1 / `factor` of its fixed numbers of samples: shares of a step need no change."""
+    if factor == 1:
+        return schedule
+
+    def divide(count: object) -> object:
+        return max(1, count // factor) if isinstance(count, int) else count
+
+    granules = {stage: divide(granule) for stage, granule in schedule.granularity}
+    changed: dict[str, object] = {
+        "concurrency": divide(schedule.concurrency),
+        "granularity": schedule.granularity.model_copy(update=granules),
+    }
+    if isinstance(schedule.tail, Migrate):
+        changed["tail"] = schedule.tail.model_copy(update={"batch": divide(schedule.tail.batch)})
+    return schedule.model_copy(update=changed)
+
+
+def _thin_scores(costs: RewardCosts, factor: int, granule: Granule | Share) -> RewardCosts:
+    """Returns the costs with a share of the scorers. If their number is no multiple of `factor`, they are slower or
+    faster, so that all samples of a step take as long.
+    """
+    workers = max(1, costs.workers // factor)
+    slower = workers * factor / costs.workers
+    calls: float = 1 if _is_per_step(granule) else factor
+    if isinstance(granule, int):  # thin_limits divides it, too
+        calls = factor * max(1, granule // factor) / granule
+    return costs.model_copy(
+        update={
+            "workers": workers,
+            "median_s": costs.median_s * slower,
+            "max_s": costs.max_s * slower,
+            "call_s": costs.call_s * calls,
+        }
+    )
+
+
+def _is_per_step(granule: Granule | Share) -> bool:
+    """Returns whether a step has the same number of calls with fewer samples."""
+    return granule == "step" or (isinstance(granule, str) and granule.endswith("%"))
 
 
 def _thin_batches(costs: RolloutCosts, factor: int) -> RolloutCosts:

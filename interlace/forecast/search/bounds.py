@@ -46,15 +46,19 @@ class Workload:
         """Returns the number of devices of a scaled-down cluster, and their kinds."""
         return self.num_devices // scale, tuple((pool, count // scale) for pool, count in self.pools)
 
-    def find_thinning(self, scale: int) -> int:
+    def find_thinning(self, scale: int, profile: Profile) -> int:
         """Returns the divisor of the samples of a scaled-down cluster with which schedules still rank about as with all
-        of them. It is 1 with simulators, whose episodes have fewer turns instead.
+        of them. It is 1 with simulators, whose episodes have fewer turns instead. An engine's cache, which is divided
+        too, still holds the longest sample: a single sample runs even if it does not fit.
         """
         prompts, (num_devices, _) = self.prompts_per_step // scale, self.on_model(scale)
         if self.num_envs:
             return 1
         least = max(LEAST_PROMPTS, math.ceil(LEAST_SEQUENCES * num_devices / self.samples_per_prompt))
-        return max((each for each in range(1, prompts // least + 1) if prompts % each == 0), default=1)
+        cache = min(kind.rollout.kv_tokens for kind in (profile, *profile.kinds.values())) * min(self.spans)
+        longest = profile.lengths.prompt_tokens + self.max_new_tokens * self.turns
+        most = min(prompts // least, int(cache / longest))
+        return max((each for each in range(1, most + 1) if prompts % each == 0), default=1)
 
     @property
     def samples_per_step(self) -> int:

@@ -93,7 +93,7 @@ class _Search:
         turns = max(1, round(workload.turns / SHORT_TURNS)) if workload.num_envs else 1
         # The search takes half of the effort, the middle fidelity at most MIDDLE_SHARE of the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
-        thin = workload.find_thinning(self._scales[0])
+        thin = workload.find_thinning(self._scales[0], problem.profile)
         self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns, thin=thin)
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)

@@ -41,6 +41,15 @@ def test_a_search_begins_with_fewer_samples_and_compares_the_best_with_all() -> 
     assert 0 < sum(each.thin == 1 for each in fidelities) < sum(each.thin == 4 for each in fidelities)
 
 
+def test_a_small_cache_still_holds_the_longest_sample_of_fewer() -> None:
+    """A single sample runs even if it does not fit, so a cache of one sample took half of its time."""
+    large = replace(WORKLOAD, num_devices=256, prompts_per_step=1024, samples_per_prompt=8)
+    longest = PROFILE.lengths.prompt_tokens + large.max_new_tokens
+    for samples, thin in ((1, 1), (2, 2), (100, 4)):
+        rollout = PROFILE.rollout.model_copy(update={"kv_tokens": samples * longest})
+        assert large.find_thinning(32, PROFILE.model_copy(update={"rollout": rollout})) == thin
+
+
 def test_a_short_search_simulates_the_baseline_first() -> None:
     scorer = InventedScores(lambda _: score(1.0))
     search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(3_000))
