@@ -118,7 +118,7 @@ class SquashedHead(GaussianHead):
         # The density of a number at an end is not used, and moved inside so that its gradient is finite.
         inside = numbers.clamp(-LARGEST_SQUASHED, LARGEST_SQUASHED)
         density = _log_density(torch.atanh(inside), mean, log_std) - torch.log1p(-(inside**2))
-        beyond = torch.special.log_ndtr((numbers.sign() * mean - math.atanh(SATURATED)) * torch.exp(-log_std))
+        beyond = _log_normal_cdf((numbers.sign() * mean - math.atanh(SATURATED)) * torch.exp(-log_std))
         return torch.where(numbers.abs() < 1, density, beyond)
 
     @staticmethod
@@ -132,6 +132,17 @@ class SquashedHead(GaussianHead):
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which does not overflow.
         slope = 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
         return torch.tanh(before), -0.5 * noise**2 - log_std - HALF_LOG_TAU - slope
+
+
+def _log_normal_cdf(z: Tensor) -> Tensor:
+    """Computes the logarithm of the standard normal distribution's cumulative function, with finite gradients.
+
+    The gradient of torch.special.log_ndtr overflows for very negative arguments. There, the asymptote is as exact.
+    """
+    is_tail = z < -100
+    tail = z.clamp(max=-100)
+    asymptote = -0.5 * tail**2 - torch.log(-tail) - HALF_LOG_TAU
+    return torch.where(is_tail, asymptote, torch.special.log_ndtr(z.clamp(min=-100)))
 
 
 class FlowHead:

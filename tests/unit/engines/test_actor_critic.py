@@ -162,6 +162,15 @@ def test_the_head_has_the_density_of_a_squashed_normal_number() -> None:
     assert greedy.astype(np.int32).view(np.float32)[0] == pytest.approx(math.tanh(0.4))
 
 
+@pytest.mark.parametrize("mean", [-75.0, -500.0, 500.0])
+@pytest.mark.parametrize("number", [1.0, 0.5])
+def test_the_gradient_of_a_squashed_number_is_finite_far_from_the_mean(mean: float, number: float) -> None:
+    outputs = torch.tensor([[mean, -5.0]], requires_grad=True)
+    ids = torch.from_numpy(numbers_to_ids(np.array([number], np.float32)))
+    SquashedHead().logprobs(outputs, ids, 1.0)[0].sum().backward()
+    assert outputs.grad is not None and bool(outputs.grad.isfinite().all())
+
+
 def test_imitated_actions_at_an_end_of_the_range_leave_the_others_exact() -> None:
     head = SquashedHead()
     torch.manual_seed(0)
