@@ -73,8 +73,9 @@ class Sizes:
     """Assumed seconds of a restart under another schedule, without the steps that fill the pipeline."""
     static_s: float = 16.0
     """Seconds of an idle core for each search for a static schedule."""
-    online_s: float | None = None
-    """Limit of each search of the online planner in virtual seconds. None for the limit of a run."""
+    online_s: float | None = 16.0
+    """Limit of each search of the online planner in virtual seconds. None for the limit of a run, up to a minute, with
+    which the comparison takes over half an hour."""
     process_s: float = 2.0
     """Assumed seconds to start the search process."""
 
