@@ -31,7 +31,7 @@ from interlace.runtime.run_tasks import RunTasks
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.waits import Clock, LoopClock, WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
-from interlace.runtime.worker import Rendezvous, Revival, Worker, WorkerContext, WorkerSpec
+from interlace.runtime.worker import Rendezvous, Restore, Revival, Worker, WorkerContext, WorkerSpec
 from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
 
@@ -190,8 +190,10 @@ class Cluster(ABC):
             ]
             return await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
 
-    async def _start_again(self, spec: WorkerSpec, budget: RestartBudget, reason: str) -> Sequence[Rank]:
-        """Ends the ranks of a group of which one died, and starts others in their place.
+    async def _start_again(
+        self, spec: WorkerSpec, budget: RestartBudget, reason: str, restore: Restore | None
+    ) -> Sequence[Rank]:
+        """Ends the ranks of a group of which one died, and starts others in their place, with the state of `restore`.
 
         A single rank that dies during its start is started again, up to STARTS times in a row.
         """
@@ -203,6 +205,9 @@ class Cluster(ABC):
                 await self.processes.close(spec.name)
             try:
                 ranks = await self._start_ranks(spec, "start after a death")
+                if restore:
+                    with self.waits.operation(who=spec.name, what="restoration after a death"):
+                        await restore(ranks)
             except WorkerDiedError as error:
                 if isinstance(error, WorkerAbsentError) or spec.num_ranks > 1 or number == STARTS:
                     raise

@@ -291,18 +291,22 @@ class RevivalRule:
     of the group handles WorkerDiedError and then calls revive()."""
 
 
+Restore: TypeAlias = Callable[[Sequence[Any]], Awaitable[object]]
+"""Restores the state of new ranks."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Revival:
     """Replacement of the ranks of one group."""
 
-    make_ranks: Callable[[str], Awaitable[Sequence[Any]]]
-    """Starts ranks in place of the group's. The argument is the reason. Raises RestartBudgetError and the errors of a
-    start."""
+    make_ranks: Callable[[str, Restore | None], Awaitable[Sequence[Any]]]
+    """Starts ranks in place of the group's, and restores their state. The arguments are the reason and `restore`.
+    Raises RestartBudgetError and the errors of a start."""
     find_death: Callable[[float], Awaitable[WorkerDiedError | None]]
     """Returns the death of a rank of the group. Returns None if all ranks run. The argument is the number of seconds
     to wait for a death that is not noticed yet."""
     repeats_calls: bool
-    restore: Callable[[Sequence[Any]], Awaitable[object]] | None = None
+    restore: Restore | None = None
     """Restores the state of new ranks before any call reaches them. If None, they need no state but that of a start."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a replacement, so that several interrupted calls cause one."""
@@ -330,10 +334,7 @@ class Revival:
             if not self.repeats_calls or (not death and group.ranks is ranks):
                 raise (death or error) from error
             if group.ranks is ranks:
-                made = tuple(await self.make_ranks(str(death)))
-                if self.restore:
-                    await self.restore(made)
-                group.ranks = made
+                group.ranks = tuple(await self.make_ranks(str(death), self.restore))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.rank import ProcessRank
+from interlace.runtime.rank import Rank
 from interlace.runtime.worker import RevivalRule, Worker, WorkerContext, WorkerSpec
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
@@ -61,7 +62,9 @@ def test_ranks_are_processes_that_end_with_the_cluster_and_take_their_children_a
     assert all(is_gone(process) for process in run(body))
 
 
-def test_a_worker_that_is_killed_during_its_start_is_a_death_and_is_started_again(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_during_its_start_or_restoration_is_a_death_and_is_started_again(
+    tmp_path: Path,
+) -> None:
     """RemoteError would end the run, because it stands for a mistake in the worker's code."""
 
     mark = tmp_path / "the next start succeeds"
@@ -79,9 +82,20 @@ def test_a_worker_that_is_killed_during_its_start_is_a_death_and_is_started_agai
             WorkerSpec(name="reward", factory=make, worker_class=Resident, devices=devices, revival=rule)
         )
         (process,) = await group.process()
+        restored: list[int] = []
+
+        async def restore(ranks: Sequence[Rank]) -> None:
+            restored.append((await ranks[0].call("process", (), {})).value)
+            if len(restored) == 1:
+                os.kill(restored[0], signal.SIGKILL)
+            await ranks[0].call("process", (), {})
+
+        assert group.rank_set.revival
+        group.rank_set.revival.restore = restore
         mark.unlink()
         os.kill(process, signal.SIGKILL)
-        assert await group.process() != [process]
+        assert await group.process() == restored[1:]
+        assert len({process, *restored}) == 3
 
     with pytest.raises(WorkerDiedError, match=r"reward\[rank 0\] died while it ran __init__"):
         run(body)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import select
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from interlace.core.recovery import RestartBudget
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local import spawned
+from interlace.runtime.rank import Rank
 from interlace.runtime.worker import RevivalRule, Worker, WorkerSpec, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
@@ -97,6 +98,22 @@ def test_an_interrupted_call_is_made_again_by_new_processes() -> None:
         assert len({*before, *after}) == 4
         assert await group.process() == after
         assert sorted(process.name for process in cluster.processes) == ["reward[rank 0]", "reward[rank 1]"]
+
+    run(body)
+
+
+def test_the_restoration_of_new_processes_is_no_stall() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, repeats=True)
+        restored: list[int] = []
+
+        async def restore(ranks: Sequence[Rank]) -> None:
+            assert "reward runs restoration after a death" in cluster.waits.graph()
+            restored.extend([(await rank.call("process", (), {})).value for rank in ranks])
+
+        assert group.rank_set.revival
+        group.rank_set.revival.restore = restore
+        assert await group.survive(await group.process()) == restored
 
     run(body)
 

@@ -15,7 +15,7 @@ from interlace.rollouts.pool import EnginePool
 from interlace.run.clusters.base import ClusterConfig, run_on
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.rank import Rank, RankResult
-from interlace.runtime.worker import Revival
+from interlace.runtime.worker import Restore, Revival
 from interlace.schedule.schedule import Schedule
 from interlace.weights.config import WeightsConfig
 from interlace.weights.ref import Route, WeightRef
@@ -54,7 +54,7 @@ class MortalRank:
     async def _find_death(self, within_s: float) -> WorkerDiedError | None:
         return self._death
 
-    async def _make(self, reason: str) -> Sequence[Rank]:
+    async def _make(self, reason: str, restore: Restore | None) -> Sequence[Rank]:
         await self.may_start.wait()
         self._death, self.num_made = None, self.num_made + 1
         await self._rank.call("abort", (), {})
