@@ -24,6 +24,22 @@ def test_reward_metrics_do_not_depend_on_the_order_in_which_samples_ended() -> N
     assert _rewards(samples) == _rewards(samples[::-1])
 
 
+def test_accuracy_is_left_out_if_the_function_of_a_source_gives_numbers() -> None:
+    """Responses without `reward.tag` are wrong, and they alone had a verdict: the mean of all of them was 0."""
+
+    def make_samples(source: str, *parts: dict[str, float]) -> list[Sample]:
+        prompt = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="", source=source)
+        return [
+            Sample(key=SampleKey(0, index), prompt=prompt, reward=0.5, reward_parts=each)
+            for index, each in enumerate(parts)
+        ]
+
+    numbers = make_samples("numbers", {"accuracy": 0.0}, {})
+    verdicts = make_samples("verdicts", {"accuracy": 0.0}, {"accuracy": 1.0})
+    assert "reward/accuracy" not in _rewards(numbers)
+    assert _rewards([*numbers, *verdicts])["reward/accuracy"] == 0.5
+
+
 def make_call(start_s: float, *begun: TurnStart) -> EngineCall:
     return serve(start_s, start_s + 1, 0, begun, ())
 
