@@ -154,7 +154,7 @@ class RewardCall:
     def _one_value_each(self, values: Any, count: int) -> list[Any]:
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
-        if not isinstance(values, Sequence) or isinstance(values, str):
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
             raise RewardTypeError(
                 f"the reward function returned {values!r:.80}: {self.name} scores a batch, so it must return a list "
                 f"of {count} numbers"

@@ -116,7 +116,9 @@ def test_a_batch_that_raises_fails_only_the_sample_that_it_cannot_score() -> Non
     assert found[0] == found[2] == 1.0 and isinstance(found[1], ZeroDivisionError)
 
 
-@pytest.mark.parametrize("function", [lambda completions: 1.0, lambda completions: [1.0, 2.0], lambda completions: "1"])
+@pytest.mark.parametrize(
+    "function", [lambda completions: 1.0, lambda completions: [1.0, 2.0], lambda completions: b"1"]
+)
 def test_a_batch_needs_one_number_for_each_response(function: Callable[..., object]) -> None:
     failure = evaluate(function, RewardConfig(), request()).failure or ""
     assert failure.startswith(WRONG_TYPE) and "the reward function returned" in failure
