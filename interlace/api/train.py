@@ -167,7 +167,7 @@ def _open_fresh_run(
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.run.sections.rows):
-        recipe, planner = plan_at_start(recipe, console, held)
+        recipe, planner = outside_of_loops(partial(plan_at_start, recipe, console, held))
         derived = check_recipe(recipe)
     for notice in list_prompt_notices(recipe, derived):
         say(console, notice)
