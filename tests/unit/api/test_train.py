@@ -25,3 +25,26 @@ def test_a_schedule_is_planned_while_the_event_loop_of_a_notebook_runs(
 
     with pytest.raises(UserError, match="planned"):
         asyncio.run(run_cell())
+
+
+def test_a_reward_of_another_type_is_found_before_an_earlier_run_is_replaced(tmp_path: Path) -> None:
+    """The files of the earlier run were deleted, and the reward function was called afterwards."""
+    earlier = tmp_path / "mine"
+    earlier.mkdir()
+    (earlier / "config.yaml").write_text("steps: 3\n")
+    (earlier / "metrics.jsonl").write_text('{"step": 1}\n')
+    rows = [{"prompt": f"{number}+1=", "answer": f"{number + 1}"} for number in range(4)]
+
+    def train() -> None:
+        interlace.train(
+            model="tiny:micro", data=rows, reward=lambda response: None, steps=1, prompts_per_step=2,
+            samples_per_prompt=2, name="mine", folder=tmp_path, overwrite=True, quiet=True,
+        )  # fmt: skip
+
+    async def run_cell() -> None:
+        train()
+
+    for call in (train, lambda: asyncio.run(run_cell())):
+        with pytest.raises(UserError, match="returned None"):
+            call()
+    assert (earlier / "metrics.jsonl").read_text() == '{"step": 1}\n'
