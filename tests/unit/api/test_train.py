@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,21 @@ def test_a_schedule_is_planned_while_the_event_loop_of_a_notebook_runs(
 
     with pytest.raises(UserError, match="planned"):
         asyncio.run(run_cell())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"overrides": None}, r"overrides is None: give a list of texts"),
+        ({"overrides": 3}, r"overrides is 3: give a list of texts"),
+        ({"overrides": [("steps", 3)]}, r"overrides is \[\('steps', 3\)\]: give a list of texts"),
+        ({"folder": None}, r"folder is None: give the path"),
+        ({"folder": 3}, r"folder is 3: give the path"),
+    ],
+)
+def test_overrides_and_folders_of_another_type_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        interlace.train("quickstart", **arguments)
 
 
 def test_a_reward_of_another_type_is_found_before_an_earlier_run_is_replaced(tmp_path: Path) -> None:
