@@ -384,7 +384,10 @@ def _callable_of(function: object, name: str) -> AnyFunction:
                 f"reward {name!r} is a class, and an object of it needs {', '.join(needed)}: make the object and give "
                 f"it, {name}(...)."
             )
-        function = function()
+        try:
+            function = function()
+        except Exception as error:
+            raise UserError(f"reward {name!r} is a class, and no object of it can be made: {error!r:.200}") from error
     if callable(function):
         return function
     score = getattr(function, "score", None)

@@ -156,6 +156,18 @@ def test_a_signature_that_no_row_satisfies_is_refused(function: object, words: s
         reward_call(function)
 
 
+def test_a_class_of_which_no_object_can_be_made_is_refused_with_the_reason() -> None:
+    class Judge:
+        def __init__(self) -> None:
+            raise FileNotFoundError("no file judge.json")
+
+        def score(self, response: str) -> bool:
+            return bool(response)
+
+    with pytest.raises(UserError, match=r"'.*Judge' is a class, .* FileNotFoundError\('no file judge\.json'\)"):
+        reward_call(Judge)
+
+
 def test_a_row_without_the_column_is_refused_with_the_columns_that_it_has() -> None:
     call = reward_call(compute_score)
     check_row(call, request(), "data[3]")
