@@ -64,3 +64,16 @@ def test_a_reward_of_another_type_is_found_before_an_earlier_run_is_replaced(tmp
         with pytest.raises(UserError, match="returned None"):
             call()
     assert (earlier / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_recipe_by_keyword_is_refused_with_the_form_of_the_call(tmp_path: Path) -> None:
+    """It was an unknown key without advice."""
+    settings: dict[str, Any] = {"recipe": "quickstart"}
+    with pytest.raises(UserError, match=r"the recipe is the first argument, without a name: interlace\.train"):
+        interlace.train(folder=tmp_path, **settings)
+
+
+def test_a_command_in_an_error_keeps_its_form_in_a_program(tmp_path: Path) -> None:
+    """Its option was written as an argument of Python."""
+    with pytest.raises(UserError, match="`interlace compare --cluster sim`"):
+        interlace.train("quickstart", folder=tmp_path, cluster="sim")
