@@ -225,12 +225,18 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
 def _list_measured(samples: Sequence[Sample], part: str) -> Sequence[Sample]:
     """Returns the samples over which a part is averaged.
 
-    For `accuracy` these are the samples of sources whose samples all have a verdict. A response without `reward.tag` is
-    wrong also if the function returns numbers, and the share of right answers is unknown then.
+    For `accuracy` these are the samples of sources whose reward function gave each response a verdict. A response
+    without `reward.tag` is wrong also if the function returns numbers, and the share of right answers is unknown then.
     """
     if part != ACCURACY:
         return samples
-    without = {each.prompt.source for each in samples if each.reward is not None and part not in each.reward_parts}
+    without = {
+        each.prompt.source
+        for each in samples
+        if each.reward is not None
+        and part not in each.reward_parts
+        and (each.outcome is None or each.outcome.is_partial)  # else its episode gave the reward
+    }
     return [sample for sample in samples if sample.prompt.source not in without]
 
 

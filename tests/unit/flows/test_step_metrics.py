@@ -1,8 +1,9 @@
 """The metrics of a step depend on its samples, not on the order of their ends."""
 
 import asyncio
+from dataclasses import replace
 
-from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
+from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.flows.step_metrics import StepMeter, WaitMeter, _rewards
 from interlace.observe.progress import estimate_time_left
 from interlace.runtime.sim.cluster import SimCluster
@@ -37,7 +38,8 @@ def test_accuracy_is_left_out_if_the_function_of_a_source_gives_numbers() -> Non
     numbers = make_samples("numbers", {"accuracy": 0.0}, {})
     verdicts = make_samples("verdicts", {"accuracy": 0.0}, {"accuracy": 1.0})
     assert "reward/accuracy" not in _rewards(numbers)
-    assert _rewards([*numbers, *verdicts])["reward/accuracy"] == 0.5
+    by_episode = replace(make_samples("verdicts", {})[0], outcome=RewardResult(reward=0.5))
+    assert _rewards([*numbers, *verdicts, by_episode])["reward/accuracy"] == 0.5
 
 
 def make_call(start_s: float, *begun: TurnStart) -> EngineCall:
