@@ -19,7 +19,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -77,7 +77,8 @@ class CallTest:
     result: object
     """Plain data: numbers, texts, and lists, tuples, sets and dicts of them."""
     is_json: bool = False
-    """True if `result` comes from JSON, which has lists only: a tuple with the same items is equal."""
+    """True if `result` comes from JSON, which has neither tuples nor keys that are numbers: values are compared as JSON
+    writes them."""
     is_truth: bool = False
     """True if only the truth of the value counts. `result` is the truth that it must have."""
     tolerance: Mapping[str, float] | None = None
@@ -258,7 +259,7 @@ def _has_result(test: CallTest, printed: str | None) -> bool:
         return bool(value) == test.result
     if test.tolerance is not None:
         return _is_close(value, test.result, test.tolerance)
-    return bool((_to_lists(value) if test.is_json else value) == test.result)
+    return bool((_to_json_form(value) if test.is_json else value) == test.result)
 
 
 def _is_close(value: object, expected: object, tolerance: Mapping[str, float]) -> bool:
@@ -270,12 +271,23 @@ def _is_close(value: object, expected: object, tolerance: Mapping[str, float]) -
         return False
 
 
-def _to_lists(value: object) -> object:
+def _to_json_form(value: object) -> object:
+    """Returns a value as it is after a round trip through JSON: tuples are lists, and the keys of objects are texts.
+
+    A dict with two keys of one text, such as 1 and "1", keeps its keys: no object of JSON is equal to it.
+    """
     if isinstance(value, list | tuple):
-        return [_to_lists(item) for item in value]
+        return [_to_json_form(item) for item in value]
     if isinstance(value, dict):
-        return {name: _to_lists(item) for name, item in value.items()}
+        names = [_write_key(name) for name in value]
+        items = [_to_json_form(item) for item in value.values()]
+        return dict(zip(names if len(set(names)) == len(names) else value, items, strict=True))
     return value
+
+
+def _write_key(key: Hashable) -> Hashable:
+    """Returns the text that JSON has for a key of a dict; other keys, such as tuples, as they are."""
+    return json.dumps(key) if key is None or isinstance(key, bool | int | float) else key
 
 
 def _split_lines(text: str) -> list[str]:

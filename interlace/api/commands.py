@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
-from interlace.api.run import TrainedRun, find_checkpoint, recipe_name
+from interlace.api.run import TrainedRun, check_folder, find_checkpoint, list_overrides, recipe_name
 from interlace.cli.compare import simulate_runs
 from interlace.cli.eval import evaluate_spec
 from interlace.cli.preflight import disable_progress_bars, writable
@@ -107,7 +107,7 @@ def simulate(
     path = writable(Path(timeline).expanduser(), "--timeline") if timeline else None
     found = simulate_schedules(
         recipe_name(recipe),
-        overrides,
+        list_overrides(overrides),
         _join_names(schedule) if schedule else None,
         devices=str(devices),
         profile=profile,
@@ -139,8 +139,8 @@ def compare(  # house: the options of the command, by the same names
     from interlace.run.outcome import load_variants, run_variants, write_comparison
 
     disable_progress_bars()
-    spec, names, root = recipe_name(recipe), _join_names(schedules), Path(folder).expanduser()
-    changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
+    spec, names, root = recipe_name(recipe), _join_names(schedules), check_folder(folder)
+    changes = [*list_overrides(overrides), *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
         size = None if devices is None else str(devices)
         simulated = outside_of_loops(partial(simulate_runs, spec, changes, names, size, profile, root))
@@ -188,7 +188,7 @@ def plan(  # house: the options of the command
     from interlace.cli.plan import plan_recipe
     from interlace.forecast.plan import split_settings
 
-    settings, changes = split_settings(list(overrides), max_staleness, market=market)
+    settings, changes = split_settings(list(list_overrides(overrides)), max_staleness, market=market)
     found = plan_recipe(
         recipe_name(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile,
         probe=probe, quiet=quiet,
@@ -226,7 +226,7 @@ def profile(
     disable_progress_bars()
     path = writable(Path(out).expanduser(), "--out")
     spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else recipe_name(recipe)
-    found = make_profile(spec, list(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
+    found = make_profile(spec, list(list_overrides(overrides)), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
 
@@ -247,7 +247,9 @@ def evaluate(
     """
     spec, chosen = find_checkpoint(run_or_model, checkpoint)
     given = None if recipe is None else recipe_name(recipe)
-    return evaluate_spec(spec, given, overrides, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
+    return evaluate_spec(spec, given, list_overrides(overrides), Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[
+        1
+    ]
 
 
 @for_python
@@ -256,7 +258,7 @@ def load_run(run: str | Path, *, folder: str | Path = "runs", checkpoint: str | 
 
     Raises UserError if there is no such run or checkpoint.
     """
-    found = run_folder(str(run), Path(folder).expanduser())
+    found = run_folder(str(run), check_folder(folder))
     loaded = TrainedRun(folder=found.path.absolute(), chosen=checkpoint)
     if checkpoint != NEWEST:
         choose_checkpoint(found, loaded.recipe.best, checkpoint)
@@ -286,14 +288,15 @@ def serve(
     from interlace.run.serve_policy import PolicyOptions, split_policy_settings
 
     check_access(port, api_key, admin_key)
+    changes = list_overrides(overrides)
     disable_progress_bars()
     spec, chosen = find_checkpoint(model_or_run, checkpoint)
     if policy:
-        settings, others = split_policy_settings(overrides)
+        settings, others = split_policy_settings(changes)
         run = find_run(spec)
         options = PolicyOptions(host=host, port=port, api_key=api_key, settings=settings, run=run)
         return Server(make_served_policy(spec, others, chosen), options)
-    recipe = make_served_recipe(spec, list(overrides), chosen)
+    recipe = make_served_recipe(spec, changes, chosen)
     return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
 
 
@@ -315,7 +318,9 @@ def lm_eval_model(
     from interlace.cli.lm_eval import LMSource, open_lm
 
     spec, chosen = find_checkpoint(model_or_run, checkpoint)
-    source = LMSource(spec=spec, overrides=overrides, checkpoint=chosen, tokenizer=tokenizer, dialect=dialect)
+    source = LMSource(
+        spec=spec, overrides=list_overrides(overrides), checkpoint=chosen, tokenizer=tokenizer, dialect=dialect
+    )
     return open_lm(source, device=device)
 
 

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -171,7 +172,8 @@ class TrainedRun:
     def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
         """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
         console = Console(quiet=quiet)
-        return evaluate_spec(str(self.folder), None, overrides, console, quiet=quiet, checkpoint=self.chosen)[1]
+        changes = list_overrides(overrides)
+        return evaluate_spec(str(self.folder), None, changes, console, quiet=quiet, checkpoint=self.chosen)[1]
 
     @for_python
     def report(self, out: str | Path | None = None, *, step: int | None = None) -> Path:
@@ -305,6 +307,24 @@ def recipe_name(recipe: object) -> str:
         f"recipe is of type {type(recipe).__name__}: give the name of a shipped recipe, the path of a YAML file, or a "
         f"run that train() or load_run() returned.{hint}"
     )
+
+
+def list_overrides(overrides: object) -> tuple[str, ...]:
+    """Returns the overrides of a program. Raises UserError if they are not a list of texts."""
+    found = tuple(overrides) if isinstance(overrides, Iterable) else ()
+    if not isinstance(overrides, Iterable) or not all(isinstance(each, str) for each in found):
+        raise UserError(
+            f'overrides is {overrides!r:.80}: give a list of texts KEY=VALUE, such as overrides=["steps=10"], or [] '
+            "for none."
+        )
+    return found
+
+
+def check_folder(folder: object) -> Path:
+    """Returns the folder of the runs. Raises UserError for a value that is not a path."""
+    if not isinstance(folder, str | PathLike):
+        raise UserError(f'folder is {folder!r:.80}: give the path of the folder of the runs, such as folder="runs".')
+    return Path(folder).expanduser()
 
 
 def check_given(recipe: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop
-from interlace.api.run import TrainedRun, recipe_name
+from interlace.api.run import TrainedRun, check_folder, list_overrides, recipe_name
 from interlace.cli.sweep import SweepOptions, run_sweep
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
@@ -84,8 +84,9 @@ def sweep(  # house: the options of the command
     _check_settings(settings)
     swept = [f"{key}={','.join(_format_value(value) for value in values)}" for key, values in settings.items()]
     options = SweepOptions(name, resume, metric, parallel)
-    console, root = Console(quiet=quiet), Path(folder).expanduser().absolute()
-    return SweepTable(result=run_sweep(recipe_name(recipe), [*overrides, *swept], root, options, console, quiet=quiet))
+    console, root = Console(quiet=quiet), check_folder(folder).absolute()
+    changes = [*list_overrides(overrides), *swept]
+    return SweepTable(result=run_sweep(recipe_name(recipe), changes, root, options, console, quiet=quiet))
 
 
 def _check_settings(settings: Mapping[str, Sequence[JSON]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from rich.console import Console
 
 from interlace.api.advice import for_python, outside_of_loops
-from interlace.api.run import TrainedRun, check_given, read_given
+from interlace.api.run import TrainedRun, check_folder, check_given, list_overrides, read_given
 from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.core.flat_settings import flatten_settings
@@ -120,16 +120,16 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     """
     refuse_in_child("interlace.train()")
     check_choice(resume=resume, overwrite=overwrite)
-    watchers = Callbacks(callbacks)
+    overrides, watchers = list_overrides(overrides), Callbacks(callbacks)
     disable_progress_bars()
     given = read_given(recipe)
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     # Absolute, because a reward function, or the program after the run, may change the working folder.
-    root = Path(folder).expanduser().absolute()
+    root = check_folder(folder).absolute()
     sections = inputs.sections(root, settings, has_completions=trains_on_rows(recipe, settings, overrides))
-    changed = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
+    changed = GivenRun(recipe=recipe, overrides=overrides, sections=sections)
     asked, console = _Asked(changed, name, root, given, bool(callbacks)), Console(quiet=quiet)
     with ExitStack() as held:
         found = _load_resumed(asked, held) if resume else _open_fresh_run(asked, console, held, overwrite=overwrite)
@@ -167,8 +167,12 @@ def _open_fresh_run(
     from interlace.run.recipe.check import check_recipe
 
     with rows_by_place(asked.run.sections.rows):
-        recipe, planner = plan_at_start(recipe, console, held)
+        recipe, planner = outside_of_loops(partial(plan_at_start, recipe, console, held))
         derived = check_recipe(recipe)
+    if overwrite:
+        from interlace.run.reward_trial import try_before_replacing
+
+        outside_of_loops(partial(try_before_replacing, recipe, asked.root, asked.name))
     for notice in list_prompt_notices(recipe, derived):
         say(console, notice)
     return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner
@@ -256,13 +260,14 @@ def dry_run(  # house: the inputs of train()
     """
     disable_progress_bars()
     check_given(recipe)
+    overrides = list_overrides(overrides)
     inputs = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     with TemporaryDirectory(prefix="interlace-") as folder:
         has_completions = trains_on_rows(recipe, settings, overrides)
         sections = inputs.sections(Path(folder), settings, has_completions=has_completions)
-        given = GivenRun(recipe=recipe, overrides=tuple(overrides), sections=sections)
+        given = GivenRun(recipe=recipe, overrides=overrides, sections=sections)
         found = given.settings()
         given.check(found, has_callbacks=False)
         from interlace.forecast.dry_run import make_dry_run

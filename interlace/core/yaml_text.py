@@ -43,6 +43,17 @@ class _Loader(yaml.SafeLoader):
         self._num_aliases += self.check_event(yaml.AliasEvent)
         return super().compose_node(parent, index)
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Returns a mapping as it is written: its construction joins the keys of a merge (<<) with its own."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key.value, str)):
+            if key.value in names:
+                problem = f"key {key.value!r:.80} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            names.add(key.value)
+        return node
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         is_number = node.tag in _NUMBER_TAGS and isinstance(node, yaml.ScalarNode)
         if is_number and ":" in node.value:
@@ -58,12 +69,6 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key.value, str)):
-            if key.value in names:
-                problem = f"key {key.value!r:.80} is written twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            names.add(key.value)
         found = super().construct_mapping(node, deep)
         if (other := next((key for key in found if not isinstance(key, str)), None)) is not None:
             problem = f"a key reads as {other!r:.80}, which is not text: put it in quotes"

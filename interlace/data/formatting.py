@@ -10,6 +10,7 @@ import numpy as np
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.messages import Message, Messages, ToolSpec, as_message, to_mapping, tool_mapping
+from interlace.core.prompts import as_text, put_system_before
 from interlace.core.types import JSON, Prompt
 from interlace.data.config import PromptFormat
 from interlace.data.values import without_nulls
@@ -96,13 +97,6 @@ def split_conversation(value: Sequence[JSON]) -> tuple[Sequence[JSON], Sequence[
 def with_last(messages: Messages, content: str) -> Messages:
     """Returns the same conversation with another text in its last message."""
     return (*messages[:-1], replace(messages[-1], content=content))
-
-
-def as_text(messages: Messages) -> str:
-    """Returns a conversation as text for people: the content of a single message, else each message after its role."""
-    if len(messages) == 1:
-        return messages[0].content
-    return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
 Split = Literal["train", "heldout"]
@@ -296,23 +290,7 @@ def _join_text(row: Row, messages: Messages, style: PromptFormat) -> str:
             + ("the tokenizer has none" if style.chat_template else "task.format.chat_template=false")
             + ". Take an instruct model or its tokenizer (model.tokenizer), or prompts of plain text."
         )
-    return _put_system_before(messages[-1].content, style.system)
-
-
-def _put_system_before(text: str, system: str | None) -> str:
-    return text if system is None else f"{system}\n\n{text}"
-
-
-def plain_text(prompt: Prompt, system: str | None = None) -> str:
-    """Returns a prompt as text without a chat template: the system message of the recipe, then the text of the prompt.
-
-    system: of the recipe, which a chat's messages contain already.
-    """
-    if prompt.messages:
-        first = prompt.messages[0]
-        is_added = first.role == "system" and as_text(prompt.messages) != prompt.text  # else the row has the message
-        system = first.content if is_added else None
-    return _put_system_before(prompt.text, system)
+    return put_system_before(messages[-1].content, style.system)
 
 
 def _apply_template(row: Row, messages: Messages, tokenizer: "PreTrainedTokenizerBase", tags: TypedTags) -> str:

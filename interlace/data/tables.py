@@ -3,6 +3,7 @@
 Each reader yields pairs: the row's number, and its columns. A mistake is a UserError with file and line.
 """
 
+import codecs
 import csv
 import importlib
 import json
@@ -99,7 +100,7 @@ def _parse_json(text: bytes, origin: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=make_object)
     except UnicodeDecodeError as error:
-        raise UserError(_refuse_encoding(origin, error)) from None
+        raise UserError(_describe_encoding(origin, error)) from None
     except ValueError as error:
         raise UserError(f"{origin}: not JSON: {error}.") from None
     except RecursionError:
@@ -115,28 +116,37 @@ def _read_csv(path: Path) -> Numbered:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _csv_rows(path, csv.reader(file, delimiter=delimiter, strict=True))
     except UnicodeDecodeError as error:
-        raise UserError(_refuse_encoding(str(path), error)) from None
+        raise UserError(_describe_encoding(str(path), error)) from None
     except csv.Error as error:
         raise UserError(f"{path}: not CSV: {error}.") from None
 
 
-def _refuse_encoding(origin: str, error: UnicodeDecodeError) -> str:
+_COMPRESSED = b"\x1f\x8b"
+"""First bytes of a file that gzip wrote."""
+
+
+def _describe_encoding(origin: str, error: UnicodeDecodeError) -> str:
+    """Returns the message for a file that is not UTF-8. Its first bytes tell the command that converts it."""
+    if error.object.startswith(_COMPRESSED):
+        return f"{origin} is compressed by gzip: decompress the file, such as by `gunzip`."
+    code = "UTF-16" if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
     return (
         f"{origin} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at position {error.start}. Save the "
-        "file as UTF-8, such as by `iconv -f LATIN1 -t UTF-8`."
+        f"file as UTF-8, such as by `iconv -f {code} -t UTF-8`."
     )
 
 
 def _csv_rows(path: Path, rows: Any) -> Numbered:
     """Yields the rows after the header. rows: a csv.reader."""
-    header: list[str] = next(rows, [])
+    rows_with_cells = filter(None, rows)
+    header: list[str] = next(rows_with_cells, [])
     refuse_doubled(header, f"{path}:1")
     if len(header) == 1 and (found := next((each for each in ";\t|," if each in header[0]), None)):
         raise UserError(
             f"{path}:1: the header {header[0]!r} is one column: its names seem to be separated by {found!r}. Separate "
             "the cells of a .csv file by commas, and those of a .tsv file by tabs."
         )
-    for cells in filter(None, rows):
+    for cells in rows_with_cells:
         if len(cells) != len(header):
             raise UserError(f"{path}:{rows.line_num}: {len(cells)} cells, and the header has {len(header)}.")
         yield rows.line_num, dict(zip(header, cells, strict=True))

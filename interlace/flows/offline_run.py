@@ -140,8 +140,13 @@ class OfflineRun:
         return [logprobs for part in parts for logprobs in part]
 
     async def _reference_point(self, samples: Sequence[Sample]) -> float:
-        """Computes the mean log ratio to the reference of completions below the prompts of other rows, at least 0."""
+        """Computes the mean log ratio to the reference of completions below the prompts of other rows, at least 0.
+
+        It is 0 if all rows have the same prompt.
+        """
         mismatched = exchange_prompts(samples, self._context)
+        if not mismatched:
+            return 0.0
         policy, reference = await self._groups.actor.logprobs(mismatched), await self._compute_reference(mismatched)
         ratios = [
             float(select_trained(mine - theirs, sample).sum())
@@ -151,14 +156,19 @@ class OfflineRun:
 
 
 def exchange_prompts(samples: Sequence[Sample], context: int | None) -> list[Sample]:
-    """Returns each row below the prompt of the next row; the last row is below the first prompt.
+    """Returns each row below the prompt of the next row that has another prompt; after the last row follows the first.
 
+    If all rows have the same prompt, the result is empty.
     context: tokens of a prompt with one completion. The end of a longer completion is left out. None for no limit.
     """
-    return [
-        replace(sample, prompt=other.prompt, segments=_cut_segments(sample, other, context))
-        for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True)
-    ]
+    found = []
+    for place, sample in enumerate(samples):
+        ids = sample.prompt.token_ids
+        others = (*samples[place + 1 :], *samples[:place])
+        other = next((each for each in others if not np.array_equal(each.prompt.token_ids, ids)), None)
+        if other is not None:
+            found.append(replace(sample, prompt=other.prompt, segments=_cut_segments(sample, other, context)))
+    return found
 
 
 def _cut_segments(sample: Sample, other: Sample, context: int | None) -> tuple[Segment, ...]:

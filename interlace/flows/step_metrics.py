@@ -11,6 +11,7 @@ from interlace.core.recovery import Cause
 from interlace.core.types import Metrics, Sample, SampleKey, TerminalEvent
 from interlace.flows.steps import Ended
 from interlace.observe.goodput import Ledger
+from interlace.rewards.base import ACCURACY
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord, busy_seconds, by_device
@@ -215,9 +216,28 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
     spread = (fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
     parts: Metrics = {}
     for name in sorted({name for sample in samples for name in sample.reward_parts}):
-        values = [sample.reward_parts[name] for sample in samples if name in sample.reward_parts]
-        parts[name if "/" in name else f"reward/{name}"] = fsum(values) / len(values)
+        values = [sample.reward_parts[name] for sample in _list_measured(samples, name) if name in sample.reward_parts]
+        if values:
+            parts[name if "/" in name else f"reward/{name}"] = fsum(values) / len(values)
     return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
+
+
+def _list_measured(samples: Sequence[Sample], part: str) -> Sequence[Sample]:
+    """Returns the samples over which a part is averaged.
+
+    For `accuracy` these are the samples of sources whose reward function gave each response a verdict. A response
+    without `reward.tag` is wrong also if the function returns numbers, and the share of right answers is unknown then.
+    """
+    if part != ACCURACY:
+        return samples
+    without = {
+        each.prompt.source
+        for each in samples
+        if each.reward is not None
+        and part not in each.reward_parts
+        and (each.outcome is None or each.outcome.is_partial)  # else its episode gave the reward
+    }
+    return [sample for sample in samples if sample.prompt.source not in without]
 
 
 def _by_source(samples: Sequence[Sample]) -> Metrics:

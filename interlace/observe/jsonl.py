@@ -58,9 +58,12 @@ def read_whole_rows(path: Path) -> list[Row]:
 
 def _parse_rows(path: Path, lines: Sequence[bytes], damage: str) -> list[Row]:
     try:
-        return [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is damaged: {error}. Remove {damage}.") from None
+    if others := [row for row in rows if not isinstance(row, dict)]:
+        raise UserError(f"{path} is damaged: a line is {json.dumps(others[0]):.80} instead of an object. Remove it.")
+    return rows
 
 
 def truncate_after(path: Path, step: int) -> None:
@@ -101,10 +104,10 @@ def _split_lines(path: Path) -> Sequence[bytes]:
 
 
 def _step_of(line: bytes) -> float:
-    """Returns the line's step; infinity if the line is incomplete, so that it is dropped."""
+    """Returns the line's step; infinity if the line is incomplete or damaged, so that it is dropped."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
-    except ValueError:
+    except (ValueError, TypeError, KeyError):
         return math.inf
 
 

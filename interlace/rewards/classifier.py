@@ -1,11 +1,12 @@
 """Rewards by a model: a sequence classifier with one output reads prompt and response."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.core.messages import to_mapping
+from interlace.core.prompts import plain_text
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
 from interlace.models.classifier import load_classifier
@@ -23,11 +24,20 @@ if TYPE_CHECKING:
 class ModelScorer:
     """Scores samples by the configured model, many in one forward."""
 
-    def __init__(self, config: RewardConfig, *, device: str) -> None:
-        """Raises UserError if the model cannot be loaded, or has another head. device: as torch names it."""
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        device: str,
+        system_of: Callable[[Prompt], str | None] = lambda _: None,
+    ) -> None:
+        """Raises UserError if the model cannot be loaded, or has another head.
+
+        device: as torch names it. system_of: returns the system message of the recipe for a prompt.
+        """
         if config.model is None:
             raise ValueError(f"reward {config.name!r} is no model")
-        self._config, self._settings, self._device = config, config.model, device
+        self._config, self._settings, self._device, self._system_of = config, config.model, device, system_of
         loaded = load_classifier(config.model)
         self._model, self._tokenizer, self._context = loaded.model, loaded.tokenizer, loaded.context
         self._tags = special_tags(self._tokenizer)
@@ -63,9 +73,11 @@ class ModelScorer:
 
     def _tokenize_sample(self, sample: Sample) -> tuple[list[int], str | None]:
         """Returns the tokens of a sample, and the reason why the model cannot read them; None if it can."""
-        chat = self._settings.chat_template
+        chat, system = self._settings.chat_template, self._system_of(sample.prompt)
         try:
-            tokens = _encode_text(self._tokenizer, self._tags, sample.prompt, sample.text, chat_template=chat)
+            tokens = _encode_text(
+                self._tokenizer, self._tags, sample.prompt, sample.text, chat_template=chat, system=system
+            )
         except UserError as error:
             return [], str(error)
         if self._context is not None and len(tokens) > self._context:
@@ -86,21 +98,34 @@ class ModelScorer:
 
 
 def encode_scored(
-    tokenizer: "PreTrainedTokenizerBase", tags: TypedTags, prompt: Prompt, response: str, *, chat_template: bool
+    tokenizer: "PreTrainedTokenizerBase",
+    tags: TypedTags,
+    prompt: Prompt,
+    response: str,
+    *,
+    chat_template: bool,
+    system: str | None = None,
 ) -> list[int]:
     """Returns the tokens of a prompt and a response up to the one at which transformers' classifiers compute the score.
 
     That is the last token which is not the pad token: if the end token is the pad token, it is the token before the end
     token. tags: the special tokens of the tokenizer. chat_template: writes the conversation by the chat template of the
-    tokenizer, if it has one. Raises UserError if the template refuses the conversation.
+    tokenizer, if it has one. system: the recipe's system message, which a chat's messages contain already. Raises
+    UserError if the template refuses the conversation.
     """
-    tokens = _encode_text(tokenizer, tags, prompt, response, chat_template=chat_template)
+    tokens = _encode_text(tokenizer, tags, prompt, response, chat_template=chat_template, system=system)
     read = [place for place, token in enumerate(tokens, start=1) if token != tokenizer.pad_token_id]
     return tokens[: read[-1] if read else 1]
 
 
 def _encode_text(
-    tokenizer: "PreTrainedTokenizerBase", tags: TypedTags, prompt: Prompt, response: str, *, chat_template: bool
+    tokenizer: "PreTrainedTokenizerBase",
+    tags: TypedTags,
+    prompt: Prompt,
+    response: str,
+    *,
+    chat_template: bool,
+    system: str | None,
 ) -> list[int]:
     """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored().
 
@@ -108,8 +133,11 @@ def _encode_text(
     Without a chat template, the tokenizer reads it as the special token.
     """
     if not (chat_template and tokenizer.chat_template):
-        return list(tokenizer(prompt.text + response)["input_ids"])
-    conversation = [to_mapping(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text}]
+        return list(tokenizer(plain_text(prompt, system) + response)["input_ids"])
+    conversation = [to_mapping(message) for message in prompt.messages] or [
+        *([{"role": "system", "content": system}] if system is not None else ()),
+        {"role": "user", "content": prompt.text},
+    ]
     turns = [*map(tags.hold_message, conversation), {"role": "assistant", "content": tags.hold(response)}]
     # The template writes the special tokens, so it makes text first. Its annotation has no messages with calls.
     try:

@@ -154,7 +154,7 @@ class RewardCall:
     def _one_value_each(self, values: Any, count: int) -> list[Any]:
         if hasattr(values, "tolist"):  # an array or a tensor
             values = values.tolist()
-        if not isinstance(values, Sequence) or isinstance(values, str):
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
             raise RewardTypeError(
                 f"the reward function returned {values!r:.80}: {self.name} scores a batch, so it must return a list "
                 f"of {count} numbers"
@@ -384,7 +384,10 @@ def _callable_of(function: object, name: str) -> AnyFunction:
                 f"reward {name!r} is a class, and an object of it needs {', '.join(needed)}: make the object and give "
                 f"it, {name}(...)."
             )
-        function = function()
+        try:
+            function = function()
+        except Exception as error:
+            raise UserError(f"reward {name!r} is a class, and no object of it can be made: {error!r:.200}") from error
     if callable(function):
         return function
     score = getattr(function, "score", None)

@@ -250,7 +250,7 @@ def make_scorer(
 def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     """Makes the reward worker: a model has a rank on each device of its placement; other scorers run on the host."""
     if reward.model is not None:
-        make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
+        make_engine = partial(make_reward_model, recipe, reward)
         return replace(wrap_engine(RewardModelWorker, make_engine), whole_on_each=True)
     restarts = recipe.recovery.restarts_per_hour.get("reward")
     make = partial(make_scorer, reward, recipe.task.rewards, restarts)

@@ -86,6 +86,10 @@ class ProgramInputs:
 
         has_completions: the run trains on given completions.
         """
+        if "recipe" in settings:
+            raise UserError(
+                'the recipe is the first argument, without a name: interlace.train("quickstart", steps=20).'
+            )
         columns = {} if self.columns is None else read_columns(self.columns)
         found: dict[str, object] = {name: _to_plain(value) for name, value in settings.items()}
         if self.reward is not None:

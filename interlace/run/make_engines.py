@@ -270,14 +270,15 @@ def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequ
     return cast("Sequence[ScoringService]", made)
 
 
-def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
+def make_reward_model(recipe: Recipe, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
     """Loads the reward model on one device."""
     import torch
 
     from interlace.rewards.classifier import ModelScorer
 
-    torch.set_num_threads(threads_of(threads_per_worker, len(context.devices)))
-    return ModelScorer(reward, device=torch_device(context))
+    torch.set_num_threads(threads_of(recipe.cluster.threads_per_worker, len(context.devices)))
+    style_of = styles_by_source(recipe)
+    return ModelScorer(reward, device=torch_device(context), system_of=lambda prompt: style_of(prompt).system)
 
 
 def count_drawn_ids(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> int | None:

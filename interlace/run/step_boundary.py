@@ -278,7 +278,7 @@ class StepNotes:
         """Reports numbers of an own function up to 1 if held-out answers count as right from a larger number on."""
         reward = self._recipe.reward
         scored = [entry.sample for entry in result.ended if entry.sample.reward is not None]
-        if reward is None or ":" not in reward.name or any(ACCURACY in sample.reward_parts for sample in scored):
+        if reward is None or ":" not in reward.name or all(ACCURACY in sample.reward_parts for sample in scored):
             return
         rewards = (sample.reward_parts.get(TASK, sample.reward or 0.0) for sample in scored)
         most = self._largest_reward = max([self._largest_reward, *rewards])

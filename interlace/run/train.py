@@ -40,6 +40,7 @@ from interlace.run.offline import OfflineSession
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import make_demonstrations, open_learning, read_world_models
+from interlace.run.reward_trial import first_of_each_source
 from interlace.run.robot_spaces import store_spaces
 from interlace.run.saving import MemoryCheckpoints, RunStart, Saver, find_resumed_start, identify_run
 from interlace.run.session import RunProcess, TrainReport
@@ -153,7 +154,7 @@ class _PolicySession(RunProcess):
         if job.start.state:
             stream.restore(job.start.state.stream)
         else:
-            for prompt in {prompt.source: prompt for prompt in reversed(prompts)}.values():
+            for prompt in first_of_each_source(prompts):
                 trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
                 await record_work(cluster, "reward", "trial", trial)
         hosted = await self._host_flow(cluster, stream)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, first_line
 from interlace.core.sockets import detect_vanished_peer
 from interlace.core.tasks import cancel_tasks
 
@@ -49,6 +49,12 @@ class HttpListener:
         """Starts to listen and returns the address. port: 0 takes a free port. Raises UserError if it cannot listen."""
         from aiohttp import web
 
+        if not host:
+            raise UserError(
+                "the host to listen on is empty. Give --host 127.0.0.1 for this machine alone, or --host 0.0.0.0 for "
+                "all addresses."
+            )
+
         @web.middleware
         async def note_request(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
             self._served.add(request.protocol)
@@ -63,9 +69,12 @@ class HttpListener:
         try:
             for listening in await _open_sockets(host, port):
                 await web.SockSite(self._runner, listening).start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a name with an empty or too long part
             await self._runner.cleanup()
-            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
+            reason = error.strerror if isinstance(error, OSError) else first_line(error)
+            is_port = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+            option = "--port" if is_port else "--host"
+            raise UserError(f"cannot listen on {host}:{port}: {reason}. Choose another {option}.") from error
         self._sweep = asyncio.create_task(self._close_silent_connections(), name="silent connections")
         name = f"[{host}]" if ":" in host else host
         return f"http://{name}:{self._runner.addresses[0][1]}"
@@ -95,7 +104,7 @@ class HttpListener:
 async def _open_sockets(host: str, port: int) -> list[socket.socket]:
     """Opens a listening socket for each address of the host that this machine has. Raises OSError if it has none."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     opened: list[socket.socket] = []
     errors: list[OSError] = []
     for family, *_, address in dict.fromkeys(found):

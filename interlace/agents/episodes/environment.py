@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from statistics import fmean
 from typing import Any, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
@@ -248,7 +249,7 @@ class VerifiersTaskEpisode:
         return self._loaders.load_environment(self._config)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs one episode. The reward is the mean over the trained agents."""
+        """Runs one episode. The reward and each metric are means over the trained agents."""
         environment = self._environment()
         task = self._find_task(environment, prompt)
         async with self._host.serve(session) as (conversation, address):
@@ -261,7 +262,7 @@ class VerifiersTaskEpisode:
             if not episode.ok and (conversation.num_turns == 0 or not any(trace.rewards for trace in traces)):
                 raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
         rewards = [float(trace.reward) for trace in traces]
-        parts = {name: value for trace in traces for name, value in select_numbers(trace.metrics).items()}
+        parts = average_metrics([select_numbers(trace.metrics) for trace in traces])
         return Outcome(reward=sum(rewards) / len(rewards), parts=parts)
 
     def _find_task(self, environment: Any, prompt: Prompt) -> Any:
@@ -313,6 +314,12 @@ def select_numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
         if value is not None
     }
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def average_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of each metric over the agents that have it. metrics: of each agent."""
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return {name: fmean(each[name] for each in metrics if name in each) for name in names}
 
 
 def _first_error(episode: Any) -> str:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from interlace.agents.sandbox.client import LastingSandbox
 from interlace.core.errors import UserError
+from interlace.core.random import keyed_random
 from interlace.core.types import JSON, Prompt
 from interlace.data.demonstrations import base
 
@@ -23,8 +24,20 @@ PROGRAMS: Mapping[str, Callable[[Numbers], object]] = {
     "math.lcm(*x)": lambda x: math.lcm(*x),
 }
 """One solution of each kind of task, as text and as the reference that makes the expected outputs."""
-HIDDEN_INPUTS: Sequence[Numbers] = ([6, 4], [9, 2, 7], [12, 18, 8], [5], [10, 15, 25, 20])
-"""Inputs of the tests, which no prompt shows as a whole."""
+NUM_DRAWN = 40
+
+
+def _draw_input(number: int) -> Numbers:
+    rng = keyed_random("hidden tests", number)
+    factor = rng.randint(1, 6)
+    return [factor * rng.randint(0, 12) for _ in range(rng.randint(1, 6))]
+
+
+HIDDEN_INPUTS: Sequence[Numbers] = (
+    *([6, 4], [9, 2, 7], [12, 18, 8], [5], [10, 15, 25, 20]),
+    *(_draw_input(number) for number in range(NUM_DRAWN)),
+)
+"""Inputs of the tests, which no prompt shows as a whole. A response has no room for the answers to all of them."""
 HARNESS = "import math\ndef program(x):\n    return ({code})\nfor x in {inputs}:\n    print(repr(program(x)))\n"
 
 

@@ -202,15 +202,17 @@ def _check_rewards(recipe: Recipe, chosen: SourceAlgorithm, *, is_needed: bool) 
 
 
 def _check_success(recipe: Recipe, reward: RewardConfig) -> None:
-    """Raises UserError if a process reward model would learn that all responses are right, or that all are wrong."""
-    bound, taken_off = recipe.critic.success_reward, reward.shaping.max_penalty
+    """Raises UserError if a process reward model would learn that wrong responses are right, or that all are wrong.
+
+    A penalty of `reward.shaping` may make a right response count as wrong; others count as right.
+    """
+    bound = recipe.critic.success_reward
     is_verdict = reward.least is not None and ":" not in reward.name
-    if is_verdict and not reward.incorrect <= bound < reward.correct - taken_off:
+    if is_verdict and not reward.incorrect <= bound < reward.correct:
         raise UserError(
             f"critic.success_reward={bound:g}: the process reward model learns that responses with more reward are "
-            f"right, and with reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
-            + (f" and up to {taken_off:g} taken off by reward.shaping" if taken_off else "")
-            + " it does not separate right from wrong ones. Set it between the two, or reward.correct higher."
+            f"right, and with reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g} it does not "
+            "separate right from wrong ones. Set it between the two."
         )
 
 

@@ -1,7 +1,6 @@
 """The rows of a recipe that trains on given rows, as samples."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.algorithms.offline import OfflineAlgorithm
@@ -13,7 +12,7 @@ from interlace.models.token_text import special_tags
 from interlace.rewards.classifier import encode_scored
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.offline_rows import RowEncoder
-from interlace.run.recipe.prompts import renderer_of
+from interlace.run.recipe.prompts import renderer_of, styles_by_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +35,13 @@ def create_encoder(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
     written, scores = recipe.task.demonstrations, None
     if isinstance(algorithm, OfflineAlgorithm) and algorithm.trains_scores:
         tags = special_tags(tokenizer)
-        scores = partial(encode_scored, tokenizer, tags, chat_template=recipe.task.format.chat_template)
+        style_of, chat_template = styles_by_source(recipe), recipe.task.format.chat_template
+
+        def encode(prompt: Prompt, completion: str) -> list[int]:
+            system = style_of(prompt).system
+            return encode_scored(tokenizer, tags, prompt, completion, chat_template=chat_template, system=system)
+
+        scores = encode
     return RowEncoder(
         kind=algorithm.rows,
         tokenizer=tokenizer,

@@ -9,9 +9,10 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Messages, ToolSpec, to_mapping, tool_mapping
+from interlace.core.prompts import plain_text
 from interlace.core.types import JSON, Prompt
 from interlace.data.config import PromptFormat
-from interlace.data.formatting import Row, plain_text, read_prompt, render, with_last
+from interlace.data.formatting import Row, read_prompt, render, with_last
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import MessageWriter
 from interlace.models.loading import load_tokenizer

@@ -57,7 +57,7 @@ class ClusterConfig(Config):
     def _check_names(self) -> Self:
         if ":" not in self.backend and self.backend not in builtin_names(clusters):
             hint = nearest(self.backend, builtin_names(clusters))
-            virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
+            virtual = " For the virtual clock: `interlace simulate`, or `interlace compare --cluster sim`."
             raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
         if ":" not in self.backend and self.devices != "auto":
             read_counts(self.devices)  # refused here, before the back end joins or starts a cluster

@@ -110,6 +110,9 @@ def test_a_right_program_passes(scorer: Scorer) -> None:
     assert scorer.passes(added, '[{"call": "add([1], [2])", "result": [1, 2]}]')
     assert scorer.passes("def pair(x): return (x, {x})", ["assert pair(1) == (1, {1})"])
     assert scorer.passes("def pair(x): return (x, x)", [{"call": "pair(1)", "result": [1, 1]}]), "JSON has no tuples"
+    by_number = "def name(x, y): return {x: 2, y: [{None: True}]}"
+    assert scorer.passes(by_number, [{"call": "name(1, .5)", "result": {"1": 2, "0.5": [{"null": True}]}}]), "nor keys"
+    assert not scorer.passes(by_number, [{"call": "name(1, '1')", "result": {"1": [{"null": True}]}}]), "two keys"
     derived = "from collections import Counter\nimport enum\nclass One(enum.IntEnum):\n    ONE = 1\n"
     derived += "def count(x): return Counter(x), frozenset(x), One.ONE, [True]"
     assert scorer.passes(derived, ["assert count('aab') == ({'a': 2, 'b': 1}, {'a', 'b'}, 1, [True])"])

@@ -104,3 +104,9 @@ def test_numbers_are_read_as_they_look() -> None:
     for collection in ("!!int [1]", "!!float {1: 2}"):
         with pytest.raises(yaml.YAMLError, match="expected a scalar"):
             parse_yaml(f"steps: {collection}")
+
+
+def test_an_anchor_of_a_mapping_that_merges_another_one_may_be_merged_at_a_higher_level() -> None:
+    """The key that replaces a merged one was refused as written twice."""
+    text = "first: &first {x: 1, y: 2}\ninner: {second: &second {<<: *first, x: 3}}\nthird: {<<: *second}"
+    assert parse_yaml(text)["third"] == {"x": 3, "y": 2}

@@ -1,5 +1,6 @@
 """Every kind of table gives the same rows."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -96,6 +97,29 @@ def test_another_encoding_is_named_with_the_way_to_utf8(tmp_path: Path, name: st
     (tmp_path / name).write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
     with pytest.raises(UserError, match=r"is not UTF-8 text: byte 0xe9 .* Save the file as UTF-8"):
         rows(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoded", "words"),
+    [
+        ("a.csv", "prompt,answer\nq,a\n".encode("utf-16"), "iconv -f UTF-16"),
+        ("a.jsonl", '{"prompt": "q"}\n{"prompt": "r"}\n'.encode("utf-16"), "iconv -f UTF-16"),
+        ("a.csv", gzip.compress(b"prompt,answer\nq,a\n"), "compressed by gzip.*gunzip"),
+        ("a.jsonl", gzip.compress(b'{"prompt": "q"}\n'), "compressed by gzip.*gunzip"),
+    ],
+)
+def test_the_advice_for_a_file_that_is_not_utf8_fits_its_first_bytes(
+    tmp_path: Path, name: str, encoded: bytes, words: str
+) -> None:
+    """A conversion from LATIN1 would write other rows without an error."""
+    (tmp_path / name).write_bytes(encoded)
+    with pytest.raises(UserError, match=words):
+        rows(tmp_path / name)
+
+
+def test_empty_lines_before_the_header_of_a_csv_file_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf\r\n\r\nprompt,answer\r\n\r\nq,a\r\n")
+    assert rows(tmp_path / "a.csv") == [{"prompt": "q", "answer": "a"}]
 
 
 def test_a_folder_that_datasets_saved_and_one_of_splits(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """The metrics of a step depend on its samples, not on the order of their ends."""
 
 import asyncio
+from dataclasses import replace
 
-from interlace.core.types import EMPTY_INT, Prompt, Sample, SampleKey
+from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.flows.step_metrics import StepMeter, WaitMeter, _rewards
 from interlace.observe.progress import estimate_time_left
 from interlace.runtime.sim.cluster import SimCluster
@@ -22,6 +23,23 @@ def test_reward_metrics_do_not_depend_on_the_order_in_which_samples_ended() -> N
         for index, value in enumerate((0.1, 0.2, 0.3))
     ]
     assert _rewards(samples) == _rewards(samples[::-1])
+
+
+def test_accuracy_is_left_out_if_the_function_of_a_source_gives_numbers() -> None:
+    """Responses without `reward.tag` are wrong, and they alone had a verdict: the mean of all of them was 0."""
+
+    def make_samples(source: str, *parts: dict[str, float]) -> list[Sample]:
+        prompt = Prompt(uid="q", token_ids=EMPTY_INT, text="", answer="", source=source)
+        return [
+            Sample(key=SampleKey(0, index), prompt=prompt, reward=0.5, reward_parts=each)
+            for index, each in enumerate(parts)
+        ]
+
+    numbers = make_samples("numbers", {"accuracy": 0.0}, {})
+    verdicts = make_samples("verdicts", {"accuracy": 0.0}, {"accuracy": 1.0})
+    assert "reward/accuracy" not in _rewards(numbers)
+    by_episode = replace(make_samples("verdicts", {})[0], outcome=RewardResult(reward=0.5))
+    assert _rewards([*numbers, *verdicts, by_episode])["reward/accuracy"] == 0.5
 
 
 def make_call(start_s: float, *begun: TurnStart) -> EngineCall:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.observe.jsonl import read_rows, to_line, truncate_after, write_step
+from interlace.observe.jsonl import lines_until, read_rows, to_line, truncate_after, write_step
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
@@ -87,6 +87,18 @@ def test_a_line_torn_by_a_kill_is_dropped(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + torn)
     truncate_after(path, 5)
+    assert path.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("damaged", ["null", "[1]", "3", '{"reward": 1}', '{"step": null}'])
+def test_a_damaged_line_that_is_json_ends_no_command_with_a_traceback(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{damaged}\n{{"step": 2}}\n')
+    if not damaged.startswith("{"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: a line is .* instead of an object"):
+            read_rows(path)
+    assert list(lines_until(path, 2)) == [1.0, 2.0]
+    truncate_after(path, 1)
     assert path.read_text() == '{"step": 1}\n'
 
 

@@ -67,6 +67,22 @@ def test_a_chat_template_makes_two_turns(tmp_path: Path) -> None:
     assert without.reward == pytest.approx(alone(path, "2+2=4"), abs=1e-5)
 
 
+def test_a_reward_model_reads_the_system_message_of_a_prompt_without_a_chat_template(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    config = RewardConfig.parse({"name": "model", "model": {"path": path}})
+    brief = ModelScorer(config, device="cpu", system_of=lambda _: "Be brief.")
+    [plain] = samples(TEXTS[:1])
+    added = (Message(role="system", content="Be brief."), Message(role="user", content="2+2="))
+    chat = replace(plain, prompt=replace(plain.prompt, messages=added))
+    expected = alone(path, "Be brief.\n\n2+2=4")
+    assert [result.reward for result in brief.score([plain, chat])] == pytest.approx([expected] * 2, abs=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tags = special_tags(tokenizer)
+    ids = encode_scored(tokenizer, tags, plain.prompt, "4", chat_template=True, system="Be brief.")
+    assert tokenizer.decode(ids) == "[system]Be brief.[user]2+2=[assistant]4"
+
+
 def test_training_computes_the_score_where_transformers_does_if_the_end_token_is_the_pad_token(tmp_path: Path) -> None:
     path = write_model(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(path)

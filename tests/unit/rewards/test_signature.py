@@ -116,7 +116,9 @@ def test_a_batch_that_raises_fails_only_the_sample_that_it_cannot_score() -> Non
     assert found[0] == found[2] == 1.0 and isinstance(found[1], ZeroDivisionError)
 
 
-@pytest.mark.parametrize("function", [lambda completions: 1.0, lambda completions: [1.0, 2.0], lambda completions: "1"])
+@pytest.mark.parametrize(
+    "function", [lambda completions: 1.0, lambda completions: [1.0, 2.0], lambda completions: b"1"]
+)
 def test_a_batch_needs_one_number_for_each_response(function: Callable[..., object]) -> None:
     failure = evaluate(function, RewardConfig(), request()).failure or ""
     assert failure.startswith(WRONG_TYPE) and "the reward function returned" in failure
@@ -152,6 +154,18 @@ class Needy:
 def test_a_signature_that_no_row_satisfies_is_refused(function: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
         reward_call(function)
+
+
+def test_a_class_of_which_no_object_can_be_made_is_refused_with_the_reason() -> None:
+    class Judge:
+        def __init__(self) -> None:
+            raise FileNotFoundError("no file judge.json")
+
+        def score(self, response: str) -> bool:
+            return bool(response)
+
+    with pytest.raises(UserError, match=r"'.*Judge' is a class, .* FileNotFoundError\('no file judge\.json'\)"):
+        reward_call(Judge)
 
 
 def test_a_row_without_the_column_is_refused_with_the_columns_that_it_has() -> None:

@@ -1,5 +1,6 @@
 """Notes about a step tell the user what a metric alone does not show."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,10 @@ def test_numbers_up_to_1_that_can_never_count_as_right_are_reported(
     progress = Said()
     notes = StepNotes(load_recipe("quickstart", [f"reward={reward}"]), RunFolder(path=tmp_path), progress)
     prompt = Prompt(uid="rows:1", token_ids=EMPTY_INT, text="q", answer="a")
-    sample = Sample(key=SampleKey(0, 0), prompt=prompt, reward=given, reward_parts=parts)
-    ended = [Ended(sample=sample, event=TerminalEvent.TRAINED)]
+    scored = [Sample(key=SampleKey(0, 0), prompt=prompt, reward=given, reward_parts=parts)]
+    if is_said:  # a response without the tag of the reward has a verdict
+        scored.append(replace(scored[0], key=SampleKey(0, 1), reward=-5.0, reward_parts={"accuracy": 0.0}))
+    ended = [Ended(sample=sample, event=TerminalEvent.TRAINED) for sample in scored]
     for step in range(1, 8):
         notes.say(StepResult(step=step, version=step, metrics={}, ended=ended), is_unchanged=False)
     assert [line.startswith("step 5: the largest reward so far is 1, and") for line in progress.lines] == [

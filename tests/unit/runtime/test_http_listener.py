@@ -68,6 +68,20 @@ def test_all_addresses_of_a_host_are_served_and_a_taken_port_is_refused() -> Non
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("", "is empty. Give --host 127.0.0.1 for this machine alone"),
+        ("a..b", "cannot listen on a..b:0: .* Choose another --host"),
+        ("198.51.100.1", "cannot listen on 198.51.100.1:0: .* Choose another --host"),
+    ],
+)
+def test_a_host_that_is_no_address_of_this_machine_is_refused(host: str, words: str) -> None:
+    """An empty host listened on all addresses, and the advice for another one was a port."""
+    with pytest.raises(UserError, match=words):
+        asyncio.run(HttpListener().start(web.Application(), host, 0))
+
+
 def test_a_client_that_sends_no_whole_request_is_disconnected() -> None:
     """A client without a key held file descriptors for ever, until the server could accept no other client."""
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from interlace.agents.episodes.environment import select_numbers
+from interlace.agents.episodes.environment import average_metrics, select_numbers
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, Prompt
@@ -371,6 +371,12 @@ def test_metrics_of_verifiers_may_have_the_names_of_metrics_of_all_rewards() -> 
     """Each sample failed with the advice to rename the metric, which belongs to another package."""
     parts = select_numbers({"mean": 2.0, "num_turns": 1.0, "max": None})
     assert outcome_of(Outcome(reward=1.0, parts=parts)).parts == {"metric_mean": 2.0, "num_turns": 1.0}
+
+
+def test_metrics_that_several_agents_have_are_averaged() -> None:
+    """The metric of the last agent replaced the others."""
+    found = average_metrics([{"num_turns": 1.0, "calls": 3.0}, {"num_turns": 4.0}])
+    assert found == {"num_turns": 2.5, "calls": 3.0}
 
 
 def test_a_version_of_verifiers_without_a_known_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,8 +245,8 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
             "critic.success_reward=0.5: .* does not separate right from wrong ones",
         ),
         (
-            ["algorithm=prime", *VERDICTS, "reward.shaping.repetition_ngram=2"],
-            r"reward.correct=1, reward.incorrect=0 and up to 1 taken off .* or reward\.correct higher",
+            ["algorithm=prime", *VERDICTS, "critic.success_reward=1"],
+            r"reward.correct=1, reward.incorrect=0 it does not separate .* Set it between the two\.",
         ),
         (
             ["reward.shaping.overlong_limit=8", "sampling.max_new_tokens=8"],
@@ -271,6 +271,11 @@ def test_the_learning_rate_of_a_warm_up_may_fall_to_0_at_its_first_measurement(c
     check("warmup.steps=4", *warmup)
     with pytest.raises(UserError, match=r"warmup.optimizer.total_steps = 4: .* up to 5 updates"):
         check("warmup.steps=5", *warmup)
+
+
+def test_a_penalty_may_make_a_right_response_count_as_wrong_for_a_process_reward_model(check: Check) -> None:
+    """Most right responses get no penalty, and the penalty of others is the user's intent."""
+    check("algorithm=prime", *VERDICTS, "reward.shaping={overlong_limit: 8, overlong_buffer: 4}")
 
 
 def test_an_algorithm_for_rewards_of_0_or_more_takes_what_may_be_so(check: Check) -> None:

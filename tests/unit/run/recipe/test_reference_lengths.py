@@ -66,3 +66,18 @@ def test_completions_below_exchanged_prompts_fit_the_context() -> None:
     assert [sample.prompt for sample in found] == [long.prompt, short.prompt]
     engine = LogprobEngine(tiny_model("gpt2"), config=TrainConfig())
     assert [len(logprobs) for logprobs in engine.logprobs(found)] == [28, 28]
+
+
+def test_a_completion_is_read_below_another_prompt_than_its_own() -> None:
+    """The neighbour may have the same prompt, below which the completion would not be mismatched."""
+    first, twin, last = (
+        Sample(
+            key=SampleKey(number, 0),
+            prompt=Prompt(uid=str(number), token_ids=np.array([token], np.int32), text="", answer=""),
+            segments=(Segment(token_ids=np.array([number], np.int32)),),
+        )
+        for number, token in enumerate((7, 7, 8))
+    )
+    found = exchange_prompts([first, twin, last], None)
+    assert [sample.prompt.uid for sample in found] == ["2", "2", "0"]
+    assert exchange_prompts([first, twin], None) == []
