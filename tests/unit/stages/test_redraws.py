@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from interlace.core.recovery import Breaker, Cause, RecoveryConfig, RestartBudget
-from interlace.core.types import RewardResult, Sample, TerminalEvent
+from interlace.core.types import RETRY, RewardResult, Sample, TerminalEvent
 from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
@@ -69,7 +69,7 @@ def test_a_sample_that_failed_by_infrastructure_is_drawn_again_so_that_its_group
     assert record.events == {TerminalEvent.TRAINED: 6 * 4 * 3}
     assert sum(result.metrics.get("redrawn/network", 0) for result in record.results) == 4
     attempts = Counter(entry.sample.prompt.attempt for entry in record.entries)
-    assert attempts[1] == 4
+    assert attempts[RETRY] == 4, "a retry has other noise than the next epoch"
 
 
 @pytest.mark.parametrize("cause", [Cause.POLICY, Cause.USER])
