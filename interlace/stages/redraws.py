@@ -116,7 +116,10 @@ class Redraws:
         while True:
             with self._cluster.waits.operation(who="admission", what=f"a pause after failures of {cause}"):
                 await asyncio.sleep(delay_s)
-            if self._cluster.clock.now() - since_s > self._config.outage_s:
+            now_s = self._cluster.clock.now()
+            if self._admission.closed and not self._admission.live_gids():
+                since_s = now_s  # no attempt is possible before the next publication
+            if now_s - since_s > self._config.outage_s:
                 raise InterlaceError(
                     f"no attempt at a sample has succeeded for {self._config.outage_s:g} s (recovery.outage_s). "
                     f"Cause of the failures: {cause}."

@@ -1,13 +1,17 @@
 """Samples that fail by infrastructure are drawn again, and an outage pauses admission."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
+from interlace.core.errors import EpisodeLostError
 from interlace.core.recovery import Breaker, Cause, RecoveryConfig, RestartBudget
-from interlace.core.types import RETRY, RewardResult, Sample, TerminalEvent
+from interlace.core.types import RETRY, Prompt, RewardResult, Sample, TerminalEvent
+from interlace.rollouts.base import Session
+from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
@@ -98,6 +102,26 @@ def test_an_outage_without_an_end_ends_the_run_with_its_cause() -> None:
     recovery = RecoveryConfig(failures_in_a_row=4, outage_s=100)
     with pytest.raises(Exception, match=r"recovery.outage_s.*sandbox"):
         run_with_failures(range(14, 10**9), Cause.SANDBOX, recovery=recovery)
+
+
+class LosesTheLast:
+    """Episode that loses its simulator in one sample of each group of the last step, after the other samples."""
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        turn = await session.generate(prompt.token_ids.tolist())
+        assert isinstance(session, EpisodeSession)
+        if session.key.gid >= 4 * 5 and not session.key.index:
+            async with session.waiting("a simulator"):
+                await asyncio.sleep(1000)
+            raise EpisodeLostError("its simulator is gone")
+        return float(len(turn.token_ids))
+
+
+def test_a_pause_at_the_end_of_a_run_does_not_end_it_while_no_attempt_is_possible() -> None:
+    recovery = RecoveryConfig(failures_in_a_row=4, probe_s=1.0, outage_s=100)
+    work = replace(WORK, recovery=recovery, episode=LosesTheLast(), refill_rounds=0)
+    record = simulate(Schedule(), work, between=lambda _run: asyncio.sleep(500))
+    assert record.events == {TerminalEvent.TRAINED: 6 * 4 * 3 - 4, TerminalEvent.FAILED: 4}
 
 
 def test_an_outage_under_a_stale_schedule_keeps_the_bound() -> None:
