@@ -210,7 +210,7 @@ class Membership:
 
     async def _bring_back(self, driver: EngineDriver) -> None:
         since_s, retry_s = self._cluster.clock.now(), FIRST_RETRY_S
-        with self._cluster.waits.operation(who=driver.group.name, what="recovery"):
+        with self._cluster.waits.operation(who=driver.group.name, what="recovery", is_pause=True):
             await self._until_empty(driver)
             while driver in self._lost:
                 await driver.group.revive()

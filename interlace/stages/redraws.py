@@ -124,6 +124,7 @@ class Redraws:
                     f"no attempt at a sample has succeeded for {self._config.outage_s:g} s (recovery.outage_s). "
                     f"Cause of the failures: {cause}."
                 )
+            self._cluster.watchdog.at_rest()  # the wait for the next probe hides a stall
             if not self._release():
                 self._admission.admit_probe()
             delay_s = min(2 * delay_s, LAST_PROBE_S)

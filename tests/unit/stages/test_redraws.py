@@ -17,6 +17,7 @@ from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from tests.support.cost_workers import Costs
 from tests.support.sim_run import Record, Workload, check, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=3, num_steps=6)
@@ -58,12 +59,17 @@ def around(calls: range, cause: Cause) -> RankWrapper:
 
 
 def run_with_failures(
-    calls: range, cause: Cause, *, schedule: Schedule | None = None, recovery: RecoveryConfig | None = None
+    calls: range,
+    cause: Cause,
+    *,
+    schedule: Schedule | None = None,
+    recovery: RecoveryConfig | None = None,
+    work: Workload = WORK,
 ) -> Record:
     def cluster(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
         return SimCluster(devices, schedule, hang_after_s=1e6, around=around(calls, cause))
 
-    work = replace(WORK, recovery=recovery or RecoveryConfig())
+    work = replace(work, recovery=recovery or RecoveryConfig())
     return simulate(schedule or Schedule(), work, make_cluster=cluster)
 
 
@@ -102,6 +108,17 @@ def test_an_outage_without_an_end_ends_the_run_with_its_cause() -> None:
     recovery = RecoveryConfig(failures_in_a_row=4, outage_s=100)
     with pytest.raises(Exception, match=r"recovery.outage_s.*sandbox"):
         run_with_failures(range(14, 10**9), Cause.SANDBOX, recovery=recovery)
+
+
+def test_a_pause_ends_although_the_samples_that_could_end_it_are_suspended() -> None:
+    """The wait for the next probe is no progress, so the stall of the other samples is resolved."""
+    schedule = Schedule.parse(
+        {"max_staleness": 2, "batching": "arrival", "publish": "background", "rollout_budget": 10}
+    )
+    work = replace(WORK, costs=Costs(max_tokens=800))
+    recovery = RecoveryConfig(failures_in_a_row=4, probe_s=1.0, redraws=0)
+    record = run_with_failures(range(37, 45), Cause.SANDBOX, schedule=schedule, recovery=recovery, work=work)
+    assert len(record.results) == work.num_steps
 
 
 class LosesTheLast:
