@@ -168,6 +168,7 @@ class Membership:
             raise InterlaceError(f"{driver.group.name} is the last engine: add another before it leaves.")
         self._lost.pop(driver, None)
         driver.leave(self._list_others(driver), drains=drains)
+        driver.standing = Standing.LEAVING
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave

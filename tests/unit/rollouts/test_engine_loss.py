@@ -214,3 +214,19 @@ def test_a_lent_engine_that_was_lost_joins_after_its_recovery_and_not_after_the_
             await asyncio.sleep(0.01)
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
+
+
+def test_a_lent_engine_that_is_removed_during_a_step_does_not_join_after_it() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        lent = pool.drivers[1]
+        lending = Lending(pool.drivers, lent.group.device_indices, 0.5)
+        lending.look(1.0)
+        await pool.membership.remove(lent, drains=True)
+        lending.renew()
+        async with asyncio.timeout(60):  # an engine that has left answers nothing
+            await pool.complete([asked(name, 4) for name in ("one", "two", "three")], who="test")
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
