@@ -117,8 +117,8 @@ class Redraws:
             with self._cluster.waits.operation(who="admission", what=f"a pause after failures of {cause}"):
                 await asyncio.sleep(delay_s)
             now_s = self._cluster.clock.now()
-            if self._admission.closed and not self._admission.live_gids():
-                since_s = now_s  # no attempt is possible before the next publication
+            if not self._may_succeed():
+                since_s = now_s  # before the next publication
             if now_s - since_s > self._config.outage_s:
                 raise InterlaceError(
                     f"no attempt at a sample has succeeded for {self._config.outage_s:g} s (recovery.outage_s). "
@@ -128,6 +128,12 @@ class Redraws:
             if not self._release():
                 self._admission.admit_probe()
             delay_s = min(2 * delay_s, LAST_PROBE_S)
+
+    def _may_succeed(self) -> bool:
+        """Returns whether a live sample has no score yet, or a group may be admitted."""
+        rows, channel = self._admission.rows, self._admission.channel
+        keys = [key for gid in self._admission.live_gids() for key in rows.find_keys(gid) if key in channel]
+        return not self._admission.closed or any(channel.record(key).reward is None for key in keys)
 
     def _release(self) -> bool:
         """Begins the next attempt that waits. Returns False if none waits."""

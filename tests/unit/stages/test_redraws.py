@@ -134,10 +134,16 @@ class LosesTheLast:
         return float(len(turn.token_ids))
 
 
-def test_a_pause_at_the_end_of_a_run_does_not_end_it_while_no_attempt_is_possible() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "evaluation_s"),
+    [({}, 500), pytest.param({"max_staleness": 1, "publish": "background"}, 5000, id="groups wait for the trainer")],
+)
+def test_a_pause_at_the_end_of_a_run_does_not_end_it_while_no_attempt_is_possible(
+    schedule: dict[str, object], evaluation_s: float
+) -> None:
     recovery = RecoveryConfig(failures_in_a_row=4, probe_s=1.0, outage_s=100)
     work = replace(WORK, recovery=recovery, episode=LosesTheLast(), refill_rounds=0)
-    record = simulate(Schedule(), work, between=lambda _run: asyncio.sleep(500))
+    record = simulate(Schedule.parse(schedule), work, between=lambda _run: asyncio.sleep(evaluation_s))
     assert record.events == {TerminalEvent.TRAINED: 6 * 4 * 3 - 4, TerminalEvent.FAILED: 4}
 
 
