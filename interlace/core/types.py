@@ -67,6 +67,10 @@ class TerminalEvent(StrEnum):
     SURPLUS = "surplus"
 
 
+RETRY = 1 << 32
+"""Difference between the attempts of a sample and of its retry: more than the epochs of a run."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prompt:
     """One question of the data set."""
@@ -86,7 +90,8 @@ class Prompt:
     is_chat: bool = False
     """True if the prompt of the row is a list of messages; they are in the column `messages` of the metadata."""
     attempt: int = 0
-    """Number of the epoch or retry. It is part of the key of the sampling noise, so each attempt draws new samples."""
+    """Number of the epoch, plus RETRY for each retry of the sample. It is part of the key of the sampling noise, so
+    each attempt draws new samples."""
     source: str = ""
     """Name of the prompt's source in a mixture, or of its held-out set. Empty if the task has one source."""
 

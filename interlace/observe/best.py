@@ -58,8 +58,11 @@ class BestTracker:
         self.measured: dict[int, float] = {}
         """Step -> finite value."""
 
-    def observe(self, step: int, metrics: Mapping[str, object]) -> bool:
-        """Takes the metrics of a step. Returns True if it is the best step so far."""
+    def observe(self, step: int, metrics: Mapping[str, object], *, is_extra: bool = False) -> bool:
+        """Takes the metrics of a step. Returns True if it is the best step so far.
+
+        is_extra: True for an evaluation that a longer run would not have made. It does not count for `patience`.
+        """
         if self.config.metric not in metrics:
             return False
         value, sign = metrics[self.config.metric], self.config.sign
@@ -68,7 +71,7 @@ class BestTracker:
             if self.step is None or sign * (value - self.value) > self.config.min_delta:
                 self.step, self.value, self.num_since = step, float(value), 0
                 return True
-        self.num_since += 1
+        self.num_since += not is_extra
         return False
 
     @property
@@ -87,14 +90,15 @@ class BestTracker:
 
 def read_best(config: BestConfig, folder: RunFolder, steps: list[int]) -> BestTracker:
     """Follows the metric through the logs of a run. steps: the steps that have a checkpoint."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, tuple[Row, bool]] = {}
     for path in (folder.evaluations, folder.metrics):
         for row in read_whole_rows(path) if path.exists() else ():
             step = row.get("step")
             if isinstance(step, int) and step > 0 and config.metric in row:
-                rows[step] = row
+                # The evaluation at the end of a command is not among the metrics of its step, unless it was due.
+                rows[step] = row, path == folder.evaluations
     tracker = BestTracker(config)
-    for step in sorted(rows):
-        tracker.observe(step, rows[step])
+    for step, (row, is_extra) in sorted(rows.items()):
+        tracker.observe(step, row, is_extra=is_extra)
     tracker.choose_among(steps)
     return tracker

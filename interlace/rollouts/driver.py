@@ -53,6 +53,8 @@ class Standing(Enum):
     """The engine takes no jobs, and its weights are not updated."""
     LOST = "lost"
     """The engine is away, and only the membership may let it join again."""
+    LEAVING = "leaving"
+    """The engine is away, and does not join again."""
 
 
 class EngineHost(ResponseReceiver, Protocol):
@@ -175,7 +177,9 @@ class EngineDriver:
         self._note_state()
 
     def join(self) -> None:
-        """Takes jobs again, after the newest weights have arrived."""
+        """Takes jobs again, after the newest weights have arrived. Does nothing if the engine leaves for good."""
+        if self.standing is Standing.LEAVING:
+            return
         self.standing = Standing.MEMBER
         self._note_state()
         self._wake()

@@ -304,6 +304,8 @@ class _Exchange:
             elif isinstance(message, TurnWithdraw):
                 if task := self._turns.pop(message.turn, None):
                     task.cancel()
+                if self._done.pop(message.turn, None):  # its answer crossed the withdrawal
+                    self._session.withdraw_turn(message.turn)
             elif isinstance(message, EnvAsk):
                 self._envs.take_request(message)
             elif isinstance(message, WaitNote):

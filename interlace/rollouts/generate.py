@@ -20,6 +20,7 @@ from interlace.core.payload import PayloadStore, StoredSegments, StoredText
 from interlace.core.recovery import Cause, SampleFailure, cause_of
 from interlace.core.types import (
     NO_GROUP,
+    RETRY,
     Prompt,
     Request,
     Response,
@@ -255,7 +256,7 @@ def _sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
     """Returns the sample that begins again after the loss of its episode: with other noise if a simulator failed."""
     if isinstance(error, EpisodeProcessLostError):
         return sample
-    return replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
+    return replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + RETRY))
 
 
 async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:

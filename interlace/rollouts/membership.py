@@ -168,6 +168,7 @@ class Membership:
             raise InterlaceError(f"{driver.group.name} is the last engine: add another before it leaves.")
         self._lost.pop(driver, None)
         driver.leave(self._list_others(driver), drains=drains)
+        driver.standing = Standing.LEAVING
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave
@@ -210,7 +211,7 @@ class Membership:
 
     async def _bring_back(self, driver: EngineDriver) -> None:
         since_s, retry_s = self._cluster.clock.now(), FIRST_RETRY_S
-        with self._cluster.waits.operation(who=driver.group.name, what="recovery"):
+        with self._cluster.waits.operation(who=driver.group.name, what="recovery", is_pause=True):
             await self._until_empty(driver)
             while driver in self._lost:
                 await driver.group.revive()

@@ -225,6 +225,10 @@ class EpisodeSession:
         turn = max(0, self._record.next_number - 1)
         self._record.add_tool_use(ToolUse(name=name, seconds=seconds, failed=failed, turn=turn))
 
+    def withdraw_turn(self, number: int) -> None:
+        """Removes a finished turn that the episode withdrew in another process before it got the answer."""
+        self._record.withdraw(number)
+
     def take_tool_use(self, use: ToolUse) -> None:
         """Counts a call of a tool that the episode reported in another process, after the turn that it followed."""
         self._record.add_tool_use(use)

@@ -120,6 +120,10 @@ class Boundary(ABC):
         """
         if self._boundary and self._run.num_updates == self._num_updates:
             await self._saver.save_in_time(self._boundary())
+        self.measure_ledger()
+
+    def measure_ledger(self) -> None:
+        """Measures the device-seconds of the process so far, before it ends."""
         self.ledger = self._run.ledger()
 
     @property

@@ -219,6 +219,8 @@ class RunStart:
     """Checkpoint to resume from; None at the start of the whole run."""
     state: RunState | None = None
     """State of the run in the checkpoint."""
+    is_first: bool = True
+    """False if an earlier process began the run. Without a checkpoint, its steps are void."""
 
     @property
     def done_steps(self) -> int:
@@ -266,7 +268,7 @@ def find_resumed_start(
     newest = memory.find_newer(checkpoints) or _newest_whole(folder, checkpoints, progress)
     for change in check_changed_settings(newest, settings, program_names=GIVEN) if newest else ():
         progress.say(f"changed since {newest}: {change}")
-    start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)
+    start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None, is_first=False)
     for lost in RunLogs(folder).return_to(start.done_steps, newest, has_samples=has_samples):
         progress.say(lost)
     if newest:

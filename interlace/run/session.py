@@ -95,7 +95,7 @@ class RunProcess(ABC):
             folder=folder.path,
             run_id=self._identity.run,
             config=self._settings,
-            resumed_at=start.done_steps if start.checkpoint else None,
+            resumed_at=None if start.is_first else start.done_steps,
         )
         trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
         done_steps = None
@@ -170,6 +170,7 @@ class RunProcess(ABC):
             ended = self._boundary.ended if self._boundary else ()
             if self._boundary:
                 self._boundary.keep_transcripts(ended)
+                self._boundary.measure_ledger()
             if any(entry.event == TerminalEvent.FAILED for entry in ended):
                 error.add_note(f"Why samples failed: all reasons are in {self._folder.samples}.")
             raise

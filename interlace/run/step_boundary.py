@@ -112,7 +112,11 @@ class StepBoundary(Boundary):
             num_trained = sum(sample.num_total_tokens for sample in trained)
             metrics |= self.utilization.measure(metrics["perf/num_tokens"], num_trained, metrics["timing_s/step"])
         self._result = result
-        return await self._end_step(result.step, metrics, boundary, num_updates) and not self._is_to_change
+        if not await self._end_step(result.step, metrics, boundary, num_updates):
+            if planner:
+                planner.take_change()  # the run ends here: a change would start it again
+            return False
+        return not self._is_to_change
 
     def _show_step(self, step: int, metrics: Metrics) -> None:
         if self.after:

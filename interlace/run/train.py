@@ -126,6 +126,7 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
         if report is None:
             resume = True
             if planner:  # the schedule may have changed in place, and devices may be gone
+                planner.take_change()  # this restart serves for a planned one
                 recipe = _fit_schedule(recipe, planner)
                 folder.write_config(recipe)
             del session

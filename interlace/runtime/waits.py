@@ -44,6 +44,8 @@ class WaitRegistry:
         self.clock = clock
         self._waits: dict[int, Wait] = {}
         self._operations: dict[int, Wait] = {}
+        self._pauses: set[int] = set()
+        """Tokens of the operations in which nothing works."""
         self._next = 0
         self.progress = 0
         """Counter that grows whenever a wait or an operation ends."""
@@ -61,8 +63,13 @@ class WaitRegistry:
 
     @property
     def num_running(self) -> int:
-        """Operations that run outside the controller. While there is one, nothing is stalled."""
+        """Operations that run outside the controller. While there is one, the run does not hang."""
         return len(self._operations)
+
+    @property
+    def num_working(self) -> int:
+        """Operations without the pauses. While there is one, nothing is stalled."""
+        return len(self._operations) - len(self._pauses)
 
     def begin(self, who: str, what: str, since_s: float) -> int:
         """Registers an operation outside the controller that runs from now on. Returns the token for end()."""
@@ -73,12 +80,18 @@ class WaitRegistry:
     def end(self, token: int) -> None:
         """Ends the operation of a begin(), by its token."""
         del self._operations[token]
+        self._pauses.discard(token)
         self.progress += 1
 
     @contextmanager
-    def operation(self, *, who: str, what: str) -> Iterator[None]:
-        """Registers the block as an operation outside the controller, such as the start of a worker or a file write."""
+    def operation(self, *, who: str, what: str, is_pause: bool = False) -> Iterator[None]:
+        """Registers the block as an operation outside the controller, such as the start of a worker or a file write.
+
+        is_pause: True for a wait until the next attempt at something. The rest of the run may stall meanwhile.
+        """
         token = self.begin(who, what, self.clock.now())
+        if is_pause:
+            self._pauses.add(token)
         try:
             yield
         finally:

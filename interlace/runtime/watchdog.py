@@ -7,13 +7,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from interlace.core.errors import HangError, NoProgressError
 from interlace.runtime.waits import Clock, WaitRegistry
 
 
 class Watchdog:
-    """A watch for stalls: no operation runs, and none has ended since the last check.
+    """A watch for stalls: no operation works, and none has ended since the last check.
 
     At a stall, the registered resolvers are called in order; each may make progress possible (resume suspended work,
     flush a partial granule). If none can, the stall is a bug and the run ends. An operation that runs for too long also
@@ -34,15 +35,18 @@ class Watchdog:
     def resolve_or_raise(self) -> bool:
         """Calls the resolvers in order until one makes progress possible. Raises HangError if none does."""
         if not self._resolved():
-            raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
+            self._raise_hang()
         return True
+
+    def _raise_hang(self) -> NoReturn:
+        raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
 
     def at_rest(self) -> None:
         """Called when the controller has finished all its work.
 
-        If no operation runs, this is a stall or the end of the run.
+        If no operation works, this is a stall or the end of the run.
         """
-        if self._waits.num_running == 0:
+        if self._waits.num_working == 0:
             self._resolved()
 
     def _resolved(self) -> bool:
@@ -61,11 +65,11 @@ class Watchdog:
             if self._waits.progress != seen:
                 seen, since, quiet_looks = self._waits.progress, self._clock.now(), 0
                 continue
-            if self._waits.num_running == 0:
+            if self._waits.num_working == 0:
                 quiet_looks += 1
             # Two checks in a row, since a check can fall between the end of a wait and the start of the next operation.
-            if quiet_looks >= 2:
-                self.resolve_or_raise()
+            if quiet_looks >= 2 and not self._resolved() and self._waits.num_running == 0:
+                self._raise_hang()
             if self._clock.now() - since > self.hang_after_s:
                 raise NoProgressError(
                     f"no progress for {self.hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}"

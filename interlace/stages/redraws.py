@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from interlace.core.errors import InterlaceError
 from interlace.core.recovery import LOST_CONTENT, Breaker, Cause, RecoveryConfig, SampleFailure
-from interlace.core.types import Metrics, Sample, SampleKey
+from interlace.core.types import RETRY, Metrics, Sample, SampleKey
 from interlace.observe.notes import Notes
 from interlace.rollouts.stream import ADMITTED
 from interlace.runtime.channel import is_counted
@@ -68,7 +68,7 @@ class Redraws:
         sample = self._admission.channel.record(key)
         again = Sample(key=key, prompt=sample.prompt)
         if not failure.is_loss:
-            again = replace(again, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
+            again = replace(again, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + RETRY))
         self._cluster.timeline.drop_tokens(sample.num_sampled)
         self._admission.reopen(again, ADMITTED)
         if is_paused:
@@ -116,14 +116,24 @@ class Redraws:
         while True:
             with self._cluster.waits.operation(who="admission", what=f"a pause after failures of {cause}"):
                 await asyncio.sleep(delay_s)
-            if self._cluster.clock.now() - since_s > self._config.outage_s:
+            now_s = self._cluster.clock.now()
+            if not self._may_succeed():
+                since_s = now_s  # before the next publication
+            if now_s - since_s > self._config.outage_s:
                 raise InterlaceError(
                     f"no attempt at a sample has succeeded for {self._config.outage_s:g} s (recovery.outage_s). "
                     f"Cause of the failures: {cause}."
                 )
+            self._cluster.watchdog.at_rest()  # the wait for the next probe hides a stall
             if not self._release():
                 self._admission.admit_probe()
             delay_s = min(2 * delay_s, LAST_PROBE_S)
+
+    def _may_succeed(self) -> bool:
+        """Returns whether a live sample has no score yet, or a group may be admitted."""
+        rows, channel = self._admission.rows, self._admission.channel
+        keys = [key for gid in self._admission.live_gids() for key in rows.find_keys(gid) if key in channel]
+        return not self._admission.closed or any(channel.record(key).reward is None for key in keys)
 
     def _release(self) -> bool:
         """Begins the next attempt that waits. Returns False if none waits."""

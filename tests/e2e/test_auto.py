@@ -18,6 +18,7 @@ from interlace.forecast.simulate import Simulation
 from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
+from interlace.run.callbacks import Callbacks
 from interlace.run.recipe.config import AUTO, Recipe, set_schedule
 from interlace.run.recipe.load import load_recipe
 from interlace.run.train import train
@@ -160,6 +161,25 @@ class Fixed:
 
     def follow_devices(self, remaining: Collection[int], running: Schedule) -> None:
         raise AssertionError(f"devices disappeared, except {remaining}, under {running}")
+
+
+class Restarting(Fixed):
+    """Such a planner, for a schedule that needs a restart."""
+
+    def started(self, seconds: float, may_become: Callable[[Schedule], bool]) -> None:
+        assert not may_become(self._wanted)
+
+
+def test_a_run_that_a_callback_stops_does_not_start_again_for_a_change(tmp_path: Path) -> None:
+    asked = [*SMALL, "steps=4", f"model.cache_dir={tmp_path / 'cache'}", ONE_THREAD]
+    schedule = load_schedule(STARTED_WITH)
+    planner, heard = Restarting(schedule, Schedule.parse({**schedule.model_dump(), "min_hold": 1.0})), Heard()
+    recipe, folder = set_schedule(load_recipe("quickstart", asked), schedule, AUTO), RunFolder.create(tmp_path, "run")
+    folder.write_config(recipe)
+    callbacks, stop = Callbacks([lambda step: step.stop() if step.step == 2 else None]), StopSignal(lambda: None)
+    report = train(recipe, folder, resume=False, progress=heard, stop=stop, planner=planner, callbacks=callbacks)
+    assert report.done_steps == 2 and report.after is not None
+    assert not [line for line in heard.lines if line.startswith("resuming")]
 
 
 def test_a_real_run_changes_its_schedule_in_place(tmp_path: Path) -> None:

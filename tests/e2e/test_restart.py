@@ -13,7 +13,10 @@ import pytest
 from interlace.core import processes
 from interlace.core.errors import RemoteError, RestartBudgetError, WorkerDiedError
 from interlace.core.types import Metrics, SampleKey, TerminalEvent
+from interlace.flows.run import PolicyRun
+from interlace.observe.goodput import Ledger
 from interlace.observe.headline import REWARD, Headline
+from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import QuietProgress
 from interlace.run.chaos.certificate import EndedKey, SampleCounts
 from interlace.run.chaos.real import role_processes
@@ -69,13 +72,13 @@ def test_a_run_that_loses_a_local_rank_of_its_trainer_ends_with_the_same_weights
     check_restarted(tmp_path, [*SETTINGS, "actor.ranks=2"])
 
 
-def fail_in_step_4(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def fail_in_step_4(monkeypatch: pytest.MonkeyPatch, error: Exception, minibatch: int = 7) -> None:
     """Raises an error in the trainer, once: at its seventh mini-batch, of two in each step."""
     accumulate, calls = ActorWorker.accumulate, []
 
     def fail_once(self: ActorWorker, *given: object) -> object:
         calls.append(given)
-        if len(calls) == 7:
+        if len(calls) == minibatch:
             raise error
         return accumulate(self, *given)  # type: ignore[arg-type]
 
@@ -98,6 +101,42 @@ def test_a_start_from_memory_repeats_fewer_steps_than_one_from_disk(
     assert not Path(resumed.rpartition(" ")[2]).exists()
     assert metrics(tmp_path, "lost") == metrics(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path, "lost"), final_weights(tmp_path, "whole"))
+
+
+INFOS: list[RunInfo] = []
+
+
+class KeepingInfo:
+    """Logger that keeps the facts from which it was made."""
+
+    def __init__(self, info: RunInfo) -> None:
+        INFOS.append(info)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_start_without_a_checkpoint_continues_the_run_of_the_loggers_and_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, ledgers = PolicyRun.ledger, dict[PolicyRun, Ledger]()
+
+    def keep(self: PolicyRun) -> Ledger:
+        ledgers[self] = measure(self)
+        return ledgers[self]
+
+    monkeypatch.setattr(PolicyRun, "ledger", keep)
+    INFOS.clear()
+    fail_in_step_4(monkeypatch, ConnectionResetError("reset by peer"), minibatch=3)
+    logger = f"logging.loggers=[{KeepingInfo.__module__}:KeepingInfo]"
+    report = run(tmp_path, "lost", ["steps=2", "warmup=null", "evaluation.num_prompts=1", logger])
+    assert report.done_steps == 2
+    assert [info.resumed_at for info in INFOS] == [None, 0], "the metrics of the lost process are void"
+    assert len(ledgers) == 2
+    assert report.ledger.total_s == pytest.approx(sum(each.total_s for each in ledgers.values()))
 
 
 def test_checkpoints_on_disk_have_their_own_step_s_weights_after_the_memory_was_full(

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 
 from interlace.core.errors import EpisodeLostError
-from interlace.core.types import Prompt
+from interlace.core.types import RETRY, Prompt
 from interlace.rollouts.base import Outcome, Session
 
 
@@ -39,7 +39,7 @@ class RandomEpisodes:
             turn = await session.generate(context)
             context = [*context, *turn.token_ids.tolist(), *range(rng.randint(0, 4))]
             await self._tool(session, rng)
-            if self.lose_share and prompt.attempt < 2 and rng.random() < self.lose_share:
+            if self.lose_share and prompt.attempt < 2 * RETRY and rng.random() < self.lose_share:
                 self.num_lost += 1
                 raise EpisodeLostError("its process is gone")
         return rng.choice([None, None, 0.5, Outcome(reward=1.0, parts={"tools": 1.0})])

@@ -65,6 +65,24 @@ class Misbehaves(ThreeTurns):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class WithdrawsLate:
+    """Episode that withdraws a turn whose answer is on the way to its process, and requests it again."""
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        first = asyncio.ensure_future(session.generate(prompt.token_ids.tolist()))
+        for _ in range(3):
+            await asyncio.sleep(0)  # sends the request
+        time.sleep(0.5)  # the answer arrives, and is not read yet
+        first.cancel()
+        await asyncio.wait({first})
+        second = await session.generate(prompt.token_ids.tolist())
+        return float(second.number)
+
+
+def make_withdraws_late() -> tuple[Episode, SessionLimits]:
+    return WithdrawsLate(), SessionLimits(timeout_s=60.0)
+
+
 def make_three_turns() -> tuple[Episode, SessionLimits]:
     return ThreeTurns(), SessionLimits(timeout_s=60.0)
 

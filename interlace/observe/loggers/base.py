@@ -37,7 +37,8 @@ class RunInfo:
     """Random id that stays the same when the run is resumed. Two runs of one name have two ids."""
     project: str | None = None
     resumed_at: int | None = None
-    """Step of the checkpoint from which the run resumes; metrics of later steps are void."""
+    """Step of the checkpoint from which the run resumes, 0 without one; metrics of later steps are void. None in the
+    first process of the run."""
 
     def project_or(self, variable: str) -> str:
         """Returns the recipe's project, else the environment variable's, else the default project."""

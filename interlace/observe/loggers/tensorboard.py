@@ -23,7 +23,9 @@ class Logger:
         if info.resumed_at is not None:
             # With a session start, TensorBoard discards the events of earlier files for this step and later ones.
             start = SessionLog(status=SessionLog.START)
-            self._add_event(Event(step=info.resumed_at + 1, session_log=start))
+            # Without a checkpoint, the evaluation before the first step is repeated too.
+            first = info.resumed_at + 1 if info.resumed_at else 0
+            self._add_event(Event(step=first, session_log=start))
         if info.config:
             settings = [[name, value] for name, value in format_settings(info.config).items()]
             self._add_table("settings", info.resumed_at or 0, ["setting", "value"], settings)

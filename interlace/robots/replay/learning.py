@@ -55,7 +55,7 @@ class TrajectoryLearner:
         self._learning, self._actor, self._version = learning, actor, version
         self._recomputes = needs.proximal_logprobs
         self.num_updates = 0
-        """Number of optimizer steps started."""
+        """Number of changes of the weights or of the buffer that were started."""
 
     async def learn_offline(self) -> Metrics:
         """Trains an off-policy algorithm from demonstrations before the first step. Returns its metrics."""
@@ -77,10 +77,10 @@ class TrajectoryLearner:
         if config.learner == "expert":
             samples = [sample for sample in samples if has_labels(sample)]
         found.add(samples, priorities=[_compute_priority(sample) for sample in samples])
+        # Before the updates: a stop in between saves neither their weights nor these samples as the last step's.
+        self.num_updates += 1
         if off_policy:
             num_turns = sum(len(list_trained_turns(sample)) for sample in samples)
-            # Before the updates: a stop in between does not save their weights as the last step's.
-            self.num_updates += 1
             learnt = await off_policy.learn(batch.step, found, num_turns, self._actor)
             batch.metrics.update(learnt | _metrics(found, []))
             return

@@ -46,9 +46,25 @@ def test_the_logs_give_the_same_result_and_lost_checkpoints_do_not_count(tmp_pat
     folder, config = RunFolder(path=tmp_path), BestConfig(metric="eval/x")
     for step, value in enumerate([9.0, 1.0, math.nan, 5.0, 4.0]):
         write_step(folder.evaluations, step, {"eval/x": value})
+        if step:
+            write_step(folder.metrics, step, {"eval/x": value})
     found = read_best(config, folder, [1, 3, 4])
     assert (found.step, found.value, found.num_since) == (3, 5.0, 1), "step 0 has no checkpoint"
     assert (read_best(config, folder, [1, 4]).step, read_best(config, folder, [2]).step) == (4, None)
+
+
+def test_the_evaluation_at_the_end_of_a_command_does_not_count_for_the_patience_of_the_resumed_run(
+    tmp_path: Path,
+) -> None:
+    folder, config = RunFolder(path=tmp_path), BestConfig(metric="eval/x", patience=2)
+    for step, value in {2: 5.0, 4: 4.0}.items():
+        write_step(folder.evaluations, step, {"eval/x": value})
+        write_step(folder.metrics, step, {"eval/x": value})
+    write_step(folder.metrics, 5, {"reward/mean": 1.0})
+    write_step(folder.evaluations, 5, {"eval/x": 4.5})
+    assert read_best(config, folder, [2, 5]).num_since == 1
+    write_step(folder.evaluations, 5, {"eval/x": 6.0})
+    assert read_best(config, folder, [2, 5]).step == 5, "the best checkpoint may be of this evaluation"
 
 
 def test_bad_settings() -> None:

@@ -111,6 +111,26 @@ def test_an_engine_that_is_removed_during_its_recovery_does_not_return() -> None
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
 
 
+def test_a_stall_of_the_run_is_resolved_during_the_recovery_of_an_engine() -> None:
+    """A server may be lost for hours: suspended samples and partial granules would wait as long."""
+
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        rank = MortalRank(pool.drivers[1].group, "serve")
+        rank.may_start.clear()
+        await pool.complete([asked("first", 4), asked("second", 4)], who="test")
+        assert [state.state for state in pool.membership.states()] == ["serving", "lost"]
+        resolved = asyncio.Event()
+        cluster.watchdog.on_stall(lambda: bool(resolved.set()))
+        async with asyncio.timeout(60):
+            await resolved.wait()
+        rank.may_start.set()
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
+
+
 def test_an_engine_that_is_removed_during_a_swap_leaves_no_pending_weights() -> None:
     async def flow(cluster: Cluster) -> None:
         pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
@@ -192,5 +212,21 @@ def test_a_lent_engine_that_was_lost_joins_after_its_recovery_and_not_after_the_
         await asyncio.gather(*answers)
         while lent.is_away:
             await asyncio.sleep(0.01)
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
+
+
+def test_a_lent_engine_that_is_removed_during_a_step_does_not_join_after_it() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        lent = pool.drivers[1]
+        lending = Lending(pool.drivers, lent.group.device_indices, 0.5)
+        lending.look(1.0)
+        await pool.membership.remove(lent, drains=True)
+        lending.renew()
+        async with asyncio.timeout(60):  # an engine that has left answers nothing
+            await pool.complete([asked(name, 4) for name in ("one", "two", "three")], who="test")
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))

@@ -14,7 +14,7 @@ from interlace.rollouts.episode_process import MakeEpisode
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.runtime.cluster import Cluster
 from tests.support.episode_runs import PARAMS, samples_of
-from tests.support.worker_episodes import ThreeTurns, make_misbehaving, make_three_turns
+from tests.support.worker_episodes import ThreeTurns, make_misbehaving, make_three_turns, make_withdraws_late
 
 FIRST = SampleKey(1, 0)
 
@@ -72,6 +72,13 @@ def test_a_misdeed_ends_its_sample_alone(deed: str, reason: str, tmp_path: Path)
     assert all(sample.finish_reason for sample in samples)
     assert {path.name for path in tmp_path.iterdir()} == ({"0", "1", "2"} if deed == "die" else {"0"})
     assert made[0].num_lost == {"raise": 0, "hang": 0, "block": 1, "die": 3}[deed]
+
+
+def test_a_turn_that_was_withdrawn_before_its_answer_was_read_is_not_trained() -> None:
+    failures: dict[SampleKey, str] = {}
+    samples = samples_of(in_workers(make_withdraws_late, 1, []), failures)
+    assert not failures
+    assert [(len(each.segments), each.outcome and each.outcome.reward) for each in samples] == [(1, 0.0)] * 6
 
 
 def test_the_samples_of_a_killed_process_begin_again_and_end_once(tmp_path: Path) -> None:

@@ -1,10 +1,22 @@
 """Limits of restarts of a whole run."""
 
+from pathlib import Path
+
 import pytest
 
 from interlace.core.errors import HangError, InterlaceError, RemoteError, WorkerDiedError, WorkerHungError
 from interlace.core.recovery import HOUR_S, RecoveryConfig
+from interlace.observe.goodput import Ledger
+from interlace.observe.progress import QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.run import train as training
+from interlace.run.boundary import TrainJob
+from interlace.run.recipe.config import AUTO, set_schedule
+from interlace.run.recipe.load import load_recipe
+from interlace.run.session import TrainReport
 from interlace.run.train import RunRestarts, describe_loss
+from interlace.schedule.schedule import Schedule
 
 
 def restarts(per_hour: int, in_a_row: int, times_s: list[float] | None = None) -> RunRestarts:
@@ -63,3 +75,45 @@ def test_a_run_starts_again_after_losses_and_not_after_mistakes(error: Interlace
 def test_a_loss_is_described_in_one_line() -> None:
     found = describe_loss(remote("ConnectionResetError: reset"))
     assert found == "actor/0[rank 0].accumulate() raised: ConnectionResetError: reset."
+
+
+class Planned:
+    """Planner that has decided on another schedule."""
+
+    def __init__(self, wanted: Schedule) -> None:
+        self.schedule, self.change = Schedule(), wanted
+
+    def take_change(self) -> Schedule | None:
+        taken, self.change = self.change, None  # type: ignore[assignment]
+        self.schedule = taken or self.schedule
+        return taken
+
+    def fit_devices(self, num_devices: int) -> Schedule:
+        return self.schedule
+
+
+def test_a_restart_after_a_loss_also_makes_the_planned_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Schedule(min_hold=1.0)
+    planner, started = Planned(wanted), list[Schedule]()
+
+    class Process:
+        """Process that loses a worker while it saves for the planned change, or ends for this change."""
+
+        done_steps, ledger = 2, Ledger()
+
+        def __init__(self, job: TrainJob, *_: object) -> None:
+            started.append(job.recipe.schedule.resolved)
+
+        async def train(self) -> TrainReport:
+            if len(started) == 1:
+                raise WorkerDiedError("actor/0[rank 0] died")
+            done_steps = 2 if planner.change else 4
+            return TrainReport(done_steps=done_steps, num_steps=4, before=None, after=None, checkpoint=None)
+
+    monkeypatch.setattr(training, "_PolicySession", Process)
+    recipe = set_schedule(load_recipe("quickstart", ["steps=4", "cluster.devices=cpu:2"]), Schedule(), AUTO)
+    folder = RunFolder.create(tmp_path, "run")
+    folder.write_config(recipe)
+    stop = StopSignal(lambda: None)
+    training.train(recipe, folder, resume=False, progress=QuietProgress(), stop=stop, planner=planner)  # type: ignore[arg-type]
+    assert started == [Schedule(), wanted], "one restart"

@@ -1,18 +1,23 @@
 """Samples that fail by infrastructure are drawn again, and an outage pauses admission."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
+from interlace.core.errors import EpisodeLostError
 from interlace.core.recovery import Breaker, Cause, RecoveryConfig, RestartBudget
-from interlace.core.types import RewardResult, Sample, TerminalEvent
+from interlace.core.types import RETRY, Prompt, RewardResult, Sample, TerminalEvent
+from interlace.rollouts.base import Session
+from interlace.rollouts.session import EpisodeSession
 from interlace.runtime.rank import Rank, RankResult
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from tests.support.cost_workers import Costs
 from tests.support.sim_run import Record, Workload, check, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=3, num_steps=6)
@@ -54,12 +59,17 @@ def around(calls: range, cause: Cause) -> RankWrapper:
 
 
 def run_with_failures(
-    calls: range, cause: Cause, *, schedule: Schedule | None = None, recovery: RecoveryConfig | None = None
+    calls: range,
+    cause: Cause,
+    *,
+    schedule: Schedule | None = None,
+    recovery: RecoveryConfig | None = None,
+    work: Workload = WORK,
 ) -> Record:
     def cluster(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
         return SimCluster(devices, schedule, hang_after_s=1e6, around=around(calls, cause))
 
-    work = replace(WORK, recovery=recovery or RecoveryConfig())
+    work = replace(work, recovery=recovery or RecoveryConfig())
     return simulate(schedule or Schedule(), work, make_cluster=cluster)
 
 
@@ -69,7 +79,7 @@ def test_a_sample_that_failed_by_infrastructure_is_drawn_again_so_that_its_group
     assert record.events == {TerminalEvent.TRAINED: 6 * 4 * 3}
     assert sum(result.metrics.get("redrawn/network", 0) for result in record.results) == 4
     attempts = Counter(entry.sample.prompt.attempt for entry in record.entries)
-    assert attempts[1] == 4
+    assert attempts[RETRY] == 4, "a retry has other noise than the next epoch"
 
 
 @pytest.mark.parametrize("cause", [Cause.POLICY, Cause.USER])
@@ -98,6 +108,43 @@ def test_an_outage_without_an_end_ends_the_run_with_its_cause() -> None:
     recovery = RecoveryConfig(failures_in_a_row=4, outage_s=100)
     with pytest.raises(Exception, match=r"recovery.outage_s.*sandbox"):
         run_with_failures(range(14, 10**9), Cause.SANDBOX, recovery=recovery)
+
+
+def test_a_pause_ends_although_the_samples_that_could_end_it_are_suspended() -> None:
+    """The wait for the next probe is no progress, so the stall of the other samples is resolved."""
+    schedule = Schedule.parse(
+        {"max_staleness": 2, "batching": "arrival", "publish": "background", "rollout_budget": 10}
+    )
+    work = replace(WORK, costs=Costs(max_tokens=800))
+    recovery = RecoveryConfig(failures_in_a_row=4, probe_s=1.0, redraws=0)
+    record = run_with_failures(range(37, 45), Cause.SANDBOX, schedule=schedule, recovery=recovery, work=work)
+    assert len(record.results) == work.num_steps
+
+
+class LosesTheLast:
+    """Episode that loses its simulator in one sample of each group of the last step, after the other samples."""
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        turn = await session.generate(prompt.token_ids.tolist())
+        assert isinstance(session, EpisodeSession)
+        if session.key.gid >= 4 * 5 and not session.key.index:
+            async with session.waiting("a simulator"):
+                await asyncio.sleep(1000)
+            raise EpisodeLostError("its simulator is gone")
+        return float(len(turn.token_ids))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "evaluation_s"),
+    [({}, 500), pytest.param({"max_staleness": 1, "publish": "background"}, 5000, id="groups wait for the trainer")],
+)
+def test_a_pause_at_the_end_of_a_run_does_not_end_it_while_no_attempt_is_possible(
+    schedule: dict[str, object], evaluation_s: float
+) -> None:
+    recovery = RecoveryConfig(failures_in_a_row=4, probe_s=1.0, outage_s=100)
+    work = replace(WORK, recovery=recovery, episode=LosesTheLast(), refill_rounds=0)
+    record = simulate(Schedule.parse(schedule), work, between=lambda _run: asyncio.sleep(evaluation_s))
+    assert record.events == {TerminalEvent.TRAINED: 6 * 4 * 3 - 4, TerminalEvent.FAILED: 4}
 
 
 def test_an_outage_under_a_stale_schedule_keeps_the_bound() -> None:

@@ -61,15 +61,21 @@ def test_tensorboard_is_written_by_default_and_reads_back(tmp_path: Path) -> Non
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    def read() -> list[tuple[int, float]]:
+        events = EventAccumulator(str(tmp_path / "tensorboard"))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("reward/mean")]
+
     with open_loggers(info(tmp_path)) as loggers:
-        for step in (1, 2, 3):
+        for step in (0, 1, 2, 3):
             loggers.log(step, {"reward/mean": step / 2})
     with open_loggers(info(tmp_path, resumed_at=2)) as loggers:
         loggers.log(3, {"reward/mean": 9.0})
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.5), (2, 1.0), (3, 9.0)]
-    assert len(lines(tmp_path)) == 4
+    assert read() == [(0, 0.0), (1, 0.5), (2, 1.0), (3, 9.0)]
+    assert len(lines(tmp_path)) == 5
+    with open_loggers(info(tmp_path, resumed_at=0)) as loggers:
+        loggers.log(0, {"reward/mean": 8.0})
+    assert read() == [(0, 8.0)], "without a checkpoint, the evaluation before the first step is repeated too"
 
 
 def test_tensorboard_receives_settings_and_samples_as_tables(tmp_path: Path) -> None:
