@@ -4,9 +4,10 @@ interlace runs a robot's recipe: observations become prompts of a small transfor
 for CartPole and numbers for the other tasks. Stable-Baselines3 uses its defaults and the settings of its zoo, which has
 no MetaWorld: there both run interlace's simulator, with the same reward and the whole state. With PPO interlace makes
 ten passes over each batch, and Stable-Baselines3 twenty and ten. With SAC both make an update of 256 transitions for
-each step, after the same number of steps for Hopper; interlace makes the updates after an episode or a few. Both are
-judged by their training episodes at the end: the mean return of the last 20, sampled as in training. CPU seconds
-include the processes of the simulators.
+each step, interlace after an episode or a few. Hopper's first 10,000 steps come before the first update on both sides:
+Stable-Baselines3 draws uniform actions in them, and interlace samples a policy whose output layer is 0. A seed also
+draws the initial weights on both sides. Both are judged by their training episodes at the end: the mean return of the
+last 20, sampled as in training. CPU seconds include the processes of the simulators.
 
     python benchmarks/control.py [--task cartpole pendulum pendulum-sac hopper-sac reach-sac] [--seeds 0 1 2]
         [--steps N] [--write docs/robots.md] [--json control.json]
@@ -18,8 +19,9 @@ import json
 import os
 import resource
 import statistics
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,6 +91,7 @@ def ours(control: Control, seed: int) -> tuple[float, float]:
         settings = [
             *control.overrides,
             f"seed={seed}",
+            f"model.seed={seed}",
             "steps=100000",
             "task.starts.heldout_size=0",
             "logging.loggers=[]",
@@ -121,6 +124,13 @@ def theirs(control: Control, seed: int) -> tuple[float, float]:
     return statistics.fmean(one["r"] for one in done) / control.reward_scale, _cpu_seconds() - began_s
 
 
+def _report_progress(
+    run: Callable[[Control, int], tuple[float, float]], task: str, seed: int, found: tuple[float, float]
+) -> tuple[float, float]:
+    print(f"{task}, seed {seed}, {run.__name__}: return {found[0]:.1f}, CPU {found[1]:.0f} s", file=sys.stderr)
+    return found
+
+
 def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> str:
     """Runs both on each task and seed. Returns the table."""
     rows = [
@@ -131,8 +141,9 @@ def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) 
     ]
     for name in tasks:
         control = replace(TASKS[name], steps=steps or TASKS[name].steps)
-        mine = [ours(control, seed) for seed in seeds]
-        other = [theirs(control, seed) for seed in seeds]
+        mine, other = (
+            [_report_progress(run, name, seed, run(control, seed)) for seed in seeds] for run in (ours, theirs)
+        )
         cells = [
             f"{statistics.fmean(value for value, _ in found):.0f} ({', '.join(f'{value:.0f}' for value, _ in found)})"
             for found in (mine, other)

@@ -78,6 +78,10 @@ class RobotShape(Config):
     """Sampler of head `flow`."""
     hidden: int = Field(default=64, ge=8)
     layers: int = Field(default=2, ge=1)
+    output_initializer_range: float | None = Field(default=None, ge=0)
+    """Standard deviation of the output layer's initial weights. At 0, the first actions do not depend on the
+    observation and favour no direction, such as for random first steps of an off-policy algorithm; with head squashed,
+    they are almost uniform. If None, that of all other layers, 0.05."""
 
     @property
     def num_queries(self) -> int:
@@ -98,6 +102,11 @@ class RobotShape(Config):
             raise ValueError("the policy senses nothing: set state_size, image_size or both")
         if self.head != "tokens" and self.decoding == "tokens":
             raise ValueError(f"head {self.head} draws all numbers of a chunk at once: set decoding=parallel")
+        if self.head == FLOW and self.output_initializer_range is not None:
+            raise ValueError(
+                f"output_initializer_range = {self.output_initializer_range:g} with head flow, whose chains start from "
+                "noise: remove it"
+            )
         if 0 < self.image_size < 42:
             raise ValueError(f"image_size={self.image_size}: the image tower needs 42 pixels or more")
         for name, ends in (("low", self.low), ("high", self.high)):

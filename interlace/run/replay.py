@@ -140,10 +140,15 @@ def _check_range(setting: str, recorded: FloatArray, config: RobotConfig, action
     executed = np.clip(recorded, bounds.low, bounds.high)
     low, high = actions.scale_bounds(executed.min(0), executed.max(0))
     if low.min() < -1 - ROUNDING or high.max() > 1 + ROUNDING:
+        least, largest = executed.min(0), executed.max(0)
+        # A simulator without a bound gives no range: the new one then contains the policy's and the recorded actions.
+        own_low, own_high = (actions.low, actions.high) if actions.embodiment is None else (least, largest)
+        new_low = np.where(np.isfinite(bounds.low), bounds.low, np.minimum(least, own_low))
+        new_high = np.where(np.isfinite(bounds.high), bounds.high, np.maximum(largest, own_high))
         raise UserError(
-            f"{setting} has actions from {executed.min(0).tolist()} to {executed.max(0).tolist()}, and the policy "
-            f"gives {actions.low.tolist()} to {actions.high.tolist()}. Set model.robot.low={bounds.low.tolist()} and "
-            f"model.robot.high={bounds.high.tolist()}, the bounds of the simulator's actions."
+            f"{setting} has actions from {least.tolist()} to {largest.tolist()}, and the policy gives "
+            f"{actions.low.tolist()} to {actions.high.tolist()}. Set model.robot.low={new_low.tolist()} and "
+            f"model.robot.high={new_high.tolist()}, which contain the actions."
         )
 
 

@@ -207,6 +207,8 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
         torch.manual_seed(seed)
         model = VLAForCausalLM(config).float()
         _curve_embeddings(model.model.embed_tokens.weight, shape.bins)
+        if shape.output_initializer_range is not None:
+            nn.init.normal_(model.lm_head.weight, std=shape.output_initializer_range)
     return model, tokenizer
 
 

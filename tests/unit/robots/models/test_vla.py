@@ -52,6 +52,23 @@ def test_the_critic_starts_with_the_policys_eyes():
     assert torch.equal(policy.base_model.embed_inputs(inputs), critic.base_model.embed_inputs(inputs))
 
 
+def test_first_actions_favour_no_direction_if_the_output_layer_starts_at_zero():
+    shape = SHAPE.model_copy(update={"head": "squashed"})
+    usual, unbiased = (
+        load_model(ModelConfig(path="tiny:vla", robot=each)).model
+        for each in (shape, shape.model_copy(update={"output_initializer_range": 0.0}))
+    )
+    given = {"input_ids": torch.tensor([[*unbiased.config.query_token_ids]])}
+    assert usual(**given).logits.abs().max() > 0.1
+    assert not unbiased(**given).logits.any()
+    assert all(map(torch.equal, usual.model.state_dict().values(), unbiased.model.state_dict().values()))
+
+
+def test_a_flow_head_has_no_output_layer_to_initialise():
+    with pytest.raises(ValueError, match="output_initializer_range = 0 with head flow"):
+        RobotShape(state_size=6, action_size=3, head="flow", output_initializer_range=0.0)
+
+
 def test_images_are_embedded():
     shape = SHAPE.model_copy(update={"image_size": 64})
     model = load_model(ModelConfig(path="tiny:vla", robot=shape)).model
