@@ -140,7 +140,7 @@ class SimulatedBatch:
         self._costs, self._length = costs, length
         self.speed = costs.speed(num_devices)
         self._context_token_s = costs.context_token_s / costs.context_speed(num_devices)
-        self.capacity = costs.kv_tokens * num_devices
+        self.capacity = costs.cache_tokens(num_devices)
         """Tokens for which the KV cache has room."""
         self._reserve = int(HEADROOM * self.capacity)
         self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)

@@ -133,7 +133,8 @@ def _thin_batches(costs: RolloutCosts, factor: int) -> RolloutCosts:
     fields = ("context_token_s", "call_s", "sequence_s", "prefill_token_s", "kv_token_s")
     slower: dict[str, object] = {name: getattr(costs, name) * factor for name in fields}
     batches = sorted({max(1, batch // factor) for batch, _ in costs.steps})
-    smaller = {name: max(1, getattr(costs, name) // factor) for name in ("kv_tokens", "max_running")}
+    limits = ["kv_tokens", "max_running", *(["engine_kv_tokens"] if costs.engine_kv_tokens else [])]
+    smaller = {name: max(1, getattr(costs, name) // factor) for name in limits}
     steps = tuple((batch, costs.step_s(batch * factor)) for batch in batches)
     return costs.model_copy(update={**slower, **smaller, "steps": steps})
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.types import FinishReason, Request, Response, SampleKey, SamplingParams
-from interlace.forecast.costs.batch import HEADROOM
+from interlace.forecast.costs.batch import HEADROOM, SimulatedBatch
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.costs.rollout import SimulatedEngine
 from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
@@ -159,6 +159,14 @@ def test_two_devices_are_faster_by_their_efficiency() -> None:
 
     one, two = (on_virtual_clock(lambda n=n: main(n))[1] for n in (1, 2))
     assert one / two == pytest.approx(1.6)
+
+
+def test_the_cache_of_an_engine_has_the_size_that_is_set_on_any_number_of_devices() -> None:
+    """An engine on two devices had twice the tokens of rollout.max_tokens."""
+    fixed = COSTS.model_copy(update={"kv_tokens": 100, "engine_kv_tokens": 100})
+    assert [SimulatedBatch(fixed, lambda _: 1, count).capacity for count in (1, 2)] == [100, 100]
+    free = COSTS.model_copy(update={"kv_tokens": 100})
+    assert [SimulatedBatch(free, lambda _: 1, count).capacity for count in (1, 2)] == [100, 200]
 
 
 def test_the_limit_of_the_request_ends_it_by_length() -> None:
