@@ -130,7 +130,7 @@ def _is_per_step(granule: Granule | Share) -> bool:
 
 
 def _thin_batches(costs: RolloutCosts, factor: int) -> RolloutCosts:
-    fields = ("context_token_s", "call_s", "sequence_s", "prefill_token_s", "kv_token_s")
+    fields = ("context_token_s", "call_s", "intake_s", "sequence_s", "prefill_token_s", "kv_token_s")
     slower: dict[str, object] = {name: getattr(costs, name) * factor for name in fields}
     batches = sorted({max(1, batch // factor) for batch, _ in costs.steps})
     limits = ["kv_tokens", "max_running", *(["engine_kv_tokens"] if costs.engine_kv_tokens else [])]

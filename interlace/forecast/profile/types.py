@@ -99,7 +99,8 @@ class RolloutCosts(StateCosts):
     min_call_s: float = Field(default=0.0, ge=0)
     """Minimum seconds of a serve call: it returns at the end of a sequence, but not earlier than this."""
     intake_s: float = Field(default=0.0, ge=0)
-    """Additional seconds of a serve call that accepts requests, independent of their number and length."""
+    """Additional seconds of a pass in which sequences begin to run, independent of their number and length. A full
+    engine has such a pass for almost every sequence, because each begins when another one ends."""
     sequence_s: float = Field(default=0.0, ge=0)
     """Seconds for each sequence that begins to run, including the return of its response. A request that waits in the
     engine takes none: `abort_resume` withdraws and submits all of them at each publication."""

@@ -123,6 +123,18 @@ def test_a_prompt_is_computed_once_for_samples_that_run_together(max_running: in
     assert on_virtual_clock(main)[1] == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("max_running", "seconds"), [(4, 0.005 + 0.1 + 4 * 0.013), (1, 4 * (0.005 + 0.1 + 4 * 0.010))])
+def test_each_pass_in_which_sequences_begin_has_its_cost(max_running: int, seconds: float) -> None:
+    """A full engine, in which one sequence begins when another one ends, had this cost once for each call."""
+    changes = {"context_token_s": 0.0, "prefill_token_s": 0.0, "intake_s": 0.1, "max_running": max_running}
+    costs = COSTS.model_copy(update=changes)
+
+    async def main() -> list[Response]:
+        return await serve_all(engine_of(costs, [4] * 4), [request(serial) for serial in range(4)])
+
+    assert on_virtual_clock(main)[1] == pytest.approx(seconds)
+
+
 def test_a_request_that_waits_costs_nothing_when_it_is_withdrawn_and_submitted_again() -> None:
     """`abort_resume` does this to all requests of an engine at each publication."""
     costs = COSTS.model_copy(
