@@ -118,7 +118,7 @@ class Phase:
         here = self.request.simulation
         scale, end = self.sizes.scale, self._on_model(schedule)
         start = end if before is None else self._on_model(before)
-        profile = scale_model(here.profile, scale, here.num_devices, start.granularity.of("reward"))
+        profile = scale_model(here.profile, scale, here.num_devices, start)
         model = replace(here, profile=profile, num_devices=here.num_devices // scale)
         changes_at = 0 if before is None else warm_up_steps(start) + 1
         first = changes_at + max(warm_up_steps(start) if before else 0, warm_up_steps(end))

@@ -80,13 +80,14 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
 
     accepts: returns the reason why a schedule cannot run.
     """
-    rows = dict[Schedule, tuple[float, ...]]()
+    rows, tried = dict[Schedule, tuple[float, ...]](), set[Schedule]()
     fidelity = _choose_fidelity(request)
     start = current
     for _ in range(ROUNDS):
         for schedule in list_live(start, request.settings.max_staleness, request.simulation):
-            if schedule in rows:
+            if schedule in tried:
                 continue
+            tried.add(schedule)
             if schedule != current and (request.settings.refusal(schedule) or accepts(schedule)):
                 continue
             if row := _simulate(request, schedule, fidelity):
@@ -100,12 +101,13 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
 
 
 def count_samples(request: PlanRequest, current: Schedule) -> int:
-    """Returns the samples that make_table() simulates at most."""
+    """Returns the samples that make_table() simulates at most: later rounds may begin from the longest pipeline."""
     fidelity = _choose_fidelity(request)
     steps = [
         fidelity.num_steps(each) for each in list_live(current, request.settings.max_staleness, request.simulation)
     ]
-    return ROUNDS * len(FACTORS) * sum(steps) * request.workload.requests_per_step // fidelity.scale
+    num_steps = sum(steps) + (ROUNDS - 1) * len(steps) * max(steps)
+    return len(FACTORS) * num_steps * request.workload.requests_per_step // fidelity.scale
 
 
 def _choose_fidelity(request: PlanRequest) -> Fidelity:

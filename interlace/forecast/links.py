@@ -58,6 +58,10 @@ class Links(Config):
         link = self._find_nearest(sources, targets)
         return link.latency_s, self.sample_token_bytes / link.bytes_per_s / len(targets)
 
+    def enlarge_samples(self, factor: int) -> "Links":
+        """Returns the links for 1 / `factor` of the samples or tokens, each of which has as many bytes as `factor`."""
+        return self.model_copy(update={"sample_token_bytes": self.sample_token_bytes * factor})
+
     def _is_apart(self, sources: Sequence[str], targets: Sequence[str]) -> bool:
         return not {_pool_of_device(name) for name in sources} & {_pool_of_device(name) for name in targets}
 

@@ -73,7 +73,7 @@ class Workplace:
             }
         )
         simulation = self.simulation
-        scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, granule)
+        scaled = scale_model(simulation.profile, fidelity.scale, simulation.num_devices, schedule)
         here = replace(
             simulation,
             profile=thin_samples(shorten_episodes(scaled, fidelity.turns), fidelity.thin, granule),

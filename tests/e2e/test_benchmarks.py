@@ -33,7 +33,7 @@ SMALLEST = {
     "control": ("--task", "cartpole", "hopper-sac", "reach-sac", "--seeds", "0", "--steps", "300"),
     "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
     "data_plane": ("--samples", "64", "--rounds", "1"),
-    "drift": ("--steps", "8", "--schedules", "one-step-off"),
+    "drift": ("--parts", "device", "--steps", "8", "--schedules", "verl-colocated"),
     "eight_bits": ("--model", "tiny:micro", "--sequences", "4", "--tokens", "4", "--rounds", "1"),
     "embodied": ("--only", "swap", "fleet", "pictures", "--rounds", "1", "--chunks", "1"),
     "embodied_loop": ("--only", "batches", "loop", "--rounds", "1", "--steps", "1"),
@@ -84,6 +84,42 @@ def test_a_benchmark_runs_and_writes_what_it_measured(name: str, tmp_path: Path)
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert json.loads(written.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["lengths", "tool"])
+def test_each_part_of_the_drift_runs(part: str, tmp_path: Path) -> None:
+    """The part `device` runs with the other benchmarks."""
+    written = tmp_path / "figures.json"
+    words = ["--parts", part, "--steps", "8", "--schedules", "one-step-off", "--json", str(written)]
+    subprocess.run([sys.executable, str(FOLDER / "drift.py"), *words], cwd=tmp_path, timeout=TIMEOUT_S, check=True)
+    assert [(row["part"], row["name"]) for row in json.loads(written.read_text())] == [
+        (part, "auto"),
+        (part, "one-step-off"),
+    ]
+
+
+def test_the_drift_compares_schedules_by_phases(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    drift = importlib.import_module("drift")
+    runs = [
+        drift.Ran(name=name, tokens=(30.0, 40.0), rates=rates, rate=rate, wall_s=50.0, num_changes=changes)
+        for name, rates, rate, changes in (
+            ("auto", (90.0, 60.0), 72.0, 1),
+            ("areal", (100.0, 40.0), 57.0, 0),
+            ("verl-colocated", (80.0, 50.0), 61.0, 0),
+        )
+    ]
+    text = drift.summarize({"tool": (runs[0], runs[1:])})
+    assert "| the tool takes 4x | before | `areal` | 100 | 0.90 |" in text
+    assert "| the tool takes 4x | after | `verl-colocated` | 50 | 1.20 |" in text
+    assert "1.18 times as many as the best static schedule" in text.replace("\n", " ")
+    monkeypatch.setattr(sys, "argv", ["drift.py", "--parts", "tool", "--write"])
+    with pytest.raises(SystemExit):
+        drift.main()
+    assert "--write needs all parts" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ class SimulatedBatch:
         self._costs, self._length = costs, length
         self.speed = costs.speed(num_devices)
         self._context_token_s = costs.context_token_s / costs.context_speed(num_devices)
-        self.capacity = costs.kv_tokens * num_devices
+        self.capacity = costs.cache_tokens(num_devices)
         """Tokens for which the KV cache has room."""
         self._reserve = int(HEADROOM * self.capacity)
         self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)
@@ -204,8 +204,14 @@ class SimulatedBatch:
     def admit(self, now_s: float) -> None:
         """Starts the sequences that fit. A prompt is computed unless another sample of it runs.
 
-        now_s: time of the engine, in seconds.
+        Sequences that start together share the `intake_s` of a pass. now_s: time of the engine, in seconds.
         """
+        num_stints = self._num_stints
+        self._start_sequences(now_s)
+        if self._num_stints > num_stints:
+            self.due_s += self._costs.intake_s
+
+    def _start_sequences(self, now_s: float) -> None:
         waiting, running = self.waiting, self.running
         while waiting and len(running) < self._costs.max_running:
             sequence = waiting[0]

@@ -57,7 +57,6 @@ class SimulatedEngine(Worker):
         batch.due_s += self._costs.call_s
         if requests:
             batch.add(requests)
-            batch.due_s += self._costs.intake_s
         tally = _Tally()
         while not self._interrupted:
             if batch.waiting:

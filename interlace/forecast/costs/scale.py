@@ -4,33 +4,39 @@ import math
 from typing import TypeVar
 
 from interlace.forecast.profile.types import EnvCosts, InferenceCosts, Profile, RewardCosts, RolloutCosts, TrainCosts
-from interlace.schedule.placement import Granule, Share
+from interlace.schedule.placement import HOST, Granule, Share
 from interlace.schedule.schedule import Migrate, Schedule
 
 C = TypeVar("C", bound=InferenceCosts)
 
 
-def scale_model(profile: Profile, factor: int, num_devices: int, granule: Granule | Share = "sample") -> Profile:
+ANY = Schedule()
+"""Schedule with the default granules and placements."""
+
+
+def scale_model(profile: Profile, factor: int, num_devices: int, schedule: Schedule = ANY) -> Profile:
     """Returns the costs of a model with `num_devices / factor` devices and the same share of the prompts.
 
     The model has fewer engines with the same number of sequences each. An instance that spans many devices takes the
     same time: its work is divided by the factor, and so is the speed of its devices. The controller, which is one in
-    both, has fewer samples and calls of the reward, each of which takes longer.
+    both, has fewer samples and calls of the reward, each of which takes longer. The scorers and the simulators on the
+    host are one pool in both, of which the model has a share.
 
-    granule: of the reward. A step has as many calls in the model if it is a share of the step.
+    schedule: its granule of the reward and the placement of its simulators. A step has as many calls of the reward in
+    the model if the granule is a share of the step.
     """
     if factor == 1:
         return profile
-    rewards = profile.reward
-    call_s = rewards.call_s * (1 if _is_per_step(granule) else factor)
+    rewards, on_host = profile.reward, schedule.placement.of("env").devices == HOST
+    call_s = rewards.call_s * (1 if _is_per_step(schedule.granularity.of("reward")) else factor)
     return profile.model_copy(
         update={
             "actor": _scale_training(profile.actor, factor, num_devices),
             "critic": profile.critic and _scale_training(profile.critic, factor, num_devices),
-            "env": profile.env and _simulators(profile.env, factor),
-            "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor)), "call_s": call_s}),
+            "env": profile.env and _share_simulators(profile.env, factor, on_host=on_host),
+            "reward": _share_scorers(rewards, factor).model_copy(update={"call_s": call_s}),
             "controller_sample_s": profile.controller_sample_s * factor,
-            "kinds": {name: scale_model(kind, factor, num_devices, granule) for name, kind in profile.kinds.items()},
+            "kinds": {name: scale_model(kind, factor, num_devices, schedule) for name, kind in profile.kinds.items()},
         }
     )
 
@@ -52,6 +58,7 @@ def shorten_episodes(profile: Profile, factor: int) -> Profile:
             "reference": profile.reference and _slow_tokens(profile.reference, factor),
             "env": env.model_copy(update={"chunks": tuple((count, seconds * factor) for count, seconds in env.chunks)}),
             "turns": turns.model_copy(update={"turns": tuple(count / factor for count in turns.turns)}),
+            "links": profile.links and profile.links.enlarge_samples(factor),
             "kinds": {name: shorten_episodes(kind, factor) for name, kind in profile.kinds.items()},
         }
     )
@@ -61,7 +68,8 @@ def thin_samples(profile: Profile, factor: int, granule: Granule | Share = "samp
     """Returns costs for 1 / `factor` of the samples, each of which costs as much as `factor` samples.
 
     A batch of n sequences takes the time of `factor` n sequences, and fills as much of the cache. A step takes about as
-    long, except that the longest of fewer responses is shorter. granule: see scale_model.
+    long, except that the longest of fewer responses is shorter. The `call_s` of models is unchanged: a stage on devices
+    takes all samples that are ready in one call, so a step has about as many calls. granule: of the reward.
     """
     if factor == 1:
         return profile
@@ -73,6 +81,7 @@ def thin_samples(profile: Profile, factor: int, granule: Granule | Share = "samp
             "reference": profile.reference and _slow_tokens(profile.reference, factor),
             "reward": _thin_scores(profile.reward, factor, granule),
             "controller_sample_s": profile.controller_sample_s * factor,
+            "links": profile.links and profile.links.enlarge_samples(factor),
             "kinds": {name: thin_samples(kind, factor, granule) for name, kind in profile.kinds.items()},
         }
     )
@@ -97,21 +106,21 @@ def thin_limits(schedule: Schedule, factor: int) -> Schedule:
 
 
 def _thin_scores(costs: RewardCosts, factor: int, granule: Granule | Share) -> RewardCosts:
+    """Returns the costs with a share of the scorers, and calls that take as long for all samples of a step."""
+    calls: float = 1 if _is_per_step(granule) else factor
+    if isinstance(granule, int):  # thin_limits divides it, too
+        calls = factor * max(1, granule // factor) / granule
+    return _share_scorers(costs, factor).model_copy(update={"call_s": costs.call_s * calls})
+
+
+def _share_scorers(costs: RewardCosts, factor: int) -> RewardCosts:
     """Returns the costs with a share of the scorers. If their number is no multiple of `factor`, they are slower or
     faster, so that all samples of a step take as long.
     """
     workers = max(1, costs.workers // factor)
     slower = workers * factor / costs.workers
-    calls: float = 1 if _is_per_step(granule) else factor
-    if isinstance(granule, int):  # thin_limits divides it, too
-        calls = factor * max(1, granule // factor) / granule
     return costs.model_copy(
-        update={
-            "workers": workers,
-            "median_s": costs.median_s * slower,
-            "max_s": costs.max_s * slower,
-            "call_s": costs.call_s * calls,
-        }
+        update={"workers": workers, "median_s": costs.median_s * slower, "max_s": costs.max_s * slower}
     )
 
 
@@ -121,10 +130,11 @@ def _is_per_step(granule: Granule | Share) -> bool:
 
 
 def _thin_batches(costs: RolloutCosts, factor: int) -> RolloutCosts:
-    fields = ("context_token_s", "call_s", "sequence_s", "prefill_token_s", "kv_token_s")
+    fields = ("context_token_s", "call_s", "intake_s", "sequence_s", "prefill_token_s", "kv_token_s")
     slower: dict[str, object] = {name: getattr(costs, name) * factor for name in fields}
     batches = sorted({max(1, batch // factor) for batch, _ in costs.steps})
-    smaller = {name: max(1, getattr(costs, name) // factor) for name in ("kv_tokens", "max_running")}
+    limits = ["kv_tokens", "max_running", *(["engine_kv_tokens"] if costs.engine_kv_tokens else [])]
+    smaller = {name: max(1, getattr(costs, name) // factor) for name in limits}
     steps = tuple((batch, costs.step_s(batch * factor)) for batch in batches)
     return costs.model_copy(update={**slower, **smaller, "steps": steps})
 
@@ -143,9 +153,18 @@ def _slow_tokens(costs: C, factor: int) -> C:
     return costs.model_copy(update=slower)
 
 
-def _simulators(costs: EnvCosts, factor: int) -> EnvCosts:
-    """Returns the costs with a share of the host's processes; processes that are counted per device need no change."""
-    return costs.model_copy(update={"host_processes": max(1, round(costs.host_processes / factor))})
+def _share_simulators(costs: EnvCosts, factor: int, *, on_host: bool) -> EnvCosts:
+    """Returns the costs with a share of the host's processes. If their number is no multiple of `factor`, simulators on
+    the host are slower or faster, so that all episodes of a step take as long. Processes that are counted per device
+    need no change.
+    """
+    processes = max(1, costs.host_processes // factor)
+    fewer = costs.model_copy(update={"host_processes": processes})
+    if costs.processes_per_device or not on_host:
+        return fewer
+    slower = processes * factor / costs.host_processes
+    chunks = tuple((count, seconds * slower) for count, seconds in costs.chunks)
+    return fewer.model_copy(update={"chunks": chunks, "reset_s": costs.reset_s * slower})
 
 
 def _scale_training(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:

@@ -197,7 +197,8 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
         call_s=call_s,
         prefill_token_s=prefill_token_s,
         context_token_s=context_token_s,
-        kv_tokens=_kv_tokens(calls, recipe),
+        kv_tokens=_count_kv_tokens(calls, recipe),
+        engine_kv_tokens=0 if recipe.rollout.max_tokens == "auto" else recipe.rollout.kv_tokens,
         max_running=recipe.rollout.max_running,
         min_call_s=MIN_CALL_S,
         update_s=_median_s(trace.of("rollout", "update_weights")),
@@ -205,10 +206,15 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
     return costs.model_copy(update=_find_moves(trace, "rollout"))
 
 
-def _kv_tokens(calls: Sequence[Slice], recipe: Recipe) -> int:
-    """Returns the capacity of the engine's KV cache; of max_tokens=auto, estimated from the calls, on the low side."""
+def _count_kv_tokens(calls: Sequence[Slice], recipe: Recipe) -> int:
+    """Returns the part of the engine's KV cache on one of its devices, in tokens.
+
+    Of max_tokens=auto, the capacity is estimated from the calls, on the low side.
+    """
     found = [each.args["held_tokens"] / each.args["kv_use"] for each in calls if each.args["kv_use"]]
-    return max(1, round(max(found))) if found and recipe.rollout.max_tokens == "auto" else recipe.rollout.kv_tokens
+    is_estimated = found and recipe.rollout.max_tokens == "auto"
+    capacity = max(found) if is_estimated else recipe.rollout.kv_tokens
+    return max(1, round(capacity / _num_devices(calls)))
 
 
 def _prompt_tokens(call: Slice) -> float:

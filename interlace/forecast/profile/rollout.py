@@ -135,7 +135,10 @@ async def measure_rollout(
     ]
     costs = fit_rollout(measured, kv_tokens=kv_tokens, max_running=recipe.rollout.max_running)
     state = await _measure_state(engine, recipe, kv_tokens)
-    return costs.model_copy(update={**state, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)})
+    fixed = {} if recipe.rollout.max_tokens == "auto" else {"engine_kv_tokens": recipe.rollout.kv_tokens}
+    return costs.model_copy(
+        update={**state, **fixed, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)}
+    )
 
 
 def count_kv_tokens(engine: RolloutGroup, recipe: Recipe) -> int:

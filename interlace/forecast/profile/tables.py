@@ -63,7 +63,8 @@ def _rollout_rows(table: Table, costs: RolloutCosts) -> None:
     )
     table.add_row("", "context", _format_time(costs.context_token_s), "a step for each cached token")
     table.add_row("", "prefill", _format_rate(costs.prefill_token_s), "")
-    taken = f"with requests {_format_time(costs.intake_s)} more, and {_format_time(costs.sequence_s)} for each sequence"
+    begin = f"{_format_time(costs.intake_s)} more in a pass in which sequences begin"
+    taken = f"{begin}, and {_format_time(costs.sequence_s)} for each sequence"
     table.add_row("", "serve call", _format_time(costs.call_s), taken)
     table.add_row("", "update", _format_time(costs.update_s), "all weights")
     _state_row(table, costs)

@@ -99,13 +99,16 @@ class RolloutCosts(StateCosts):
     min_call_s: float = Field(default=0.0, ge=0)
     """Minimum seconds of a serve call: it returns at the end of a sequence, but not earlier than this."""
     intake_s: float = Field(default=0.0, ge=0)
-    """Additional seconds of a serve call that accepts requests, independent of their number and length."""
+    """Additional seconds of a pass in which sequences begin to run, independent of their number and length. A full
+    engine has such a pass for almost every sequence, because each begins when another one ends."""
     sequence_s: float = Field(default=0.0, ge=0)
     """Seconds for each sequence that begins to run, including the return of its response. A request that waits in the
     engine takes none: `abort_resume` withdraws and submits all of them at each publication."""
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
     """Capacity of one device's KV cache, in tokens."""
+    engine_kv_tokens: int = Field(default=0, ge=0)
+    """Capacity of an engine's KV cache on any number of devices, if `rollout.max_tokens` sets it; 0 for no limit."""
     kv_token_s: float = Field(default=0.0, ge=0)
     """Seconds to move one cached token to the host or back, when a device switches roles during generation."""
     max_running: int = Field(default=4096, ge=1)
@@ -137,6 +140,11 @@ class RolloutCosts(StateCosts):
         if not self.context_scaling or num_devices <= 1:
             return self.speed(num_devices)
         return _read_scaling(self.context_scaling, num_devices)
+
+    def cache_tokens(self, num_devices: int) -> int:
+        """Returns the capacity of the KV cache of an engine on `num_devices`, in tokens."""
+        capacity = self.kv_tokens * num_devices
+        return min(capacity, self.engine_kv_tokens) if self.engine_kv_tokens else capacity
 
     def can_span(self, num_devices: int) -> bool:
         """Returns whether an instance may have this number of devices."""

@@ -55,7 +55,7 @@ class Workload:
         if self.num_envs:
             return 1
         least = max(LEAST_PROMPTS, math.ceil(LEAST_SEQUENCES * num_devices / self.samples_per_prompt))
-        cache = min(kind.rollout.kv_tokens for kind in (profile, *profile.kinds.values())) * min(self.spans)
+        cache = min(kind.rollout.cache_tokens(min(self.spans)) for kind in (profile, *profile.kinds.values()))
         longest = profile.lengths.prompt_tokens + self.max_new_tokens * self.turns
         most = min(prompts // least, int(cache / longest))
         return max((each for each in range(1, most + 1) if prompts % each == 0), default=1)

@@ -16,7 +16,7 @@ from interlace.forecast.decisions import (
 )
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Planned, SearchResult, accept_all
+from interlace.forecast.search.plans import Fidelity, Planned, SearchResult, accept_all
 from interlace.forecast.simulate import Simulation
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
@@ -92,6 +92,25 @@ def test_a_table_is_simulated_and_decides_in_time(monkeypatch: pytest.MonkeyPatc
     began_s = time.perf_counter()
     assert table.decide(current, table.lengths[1]) is not None
     assert time.perf_counter() - began_s < 0.2
+
+
+def test_the_count_of_a_table_bounds_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an on-policy schedule the second round simulated longer pipelines than were counted."""
+    sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=4000", "steps=40"]
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8, num_prompts=64)
+    settings = PlanSettings(max_staleness=4)
+    request = PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
+    spent = dict[Schedule, int]()
+
+    def simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> tuple[float, ...]:
+        assert schedule not in spent, "a schedule that cannot run is tried once"
+        spent[schedule] = len(FACTORS) * fidelity.num_steps(schedule) * request.workload.requests_per_step
+        return () if schedule.concurrency == 16 else (1 / (1 + schedule.max_staleness),) * len(FACTORS)
+
+    monkeypatch.setattr("interlace.forecast.decisions._simulate", simulate)
+    current = load_schedule("verl-colocated")
+    make_table(request, current, accepts=accept_all)
+    assert count_samples(request, current) * 0.7 < sum(spent.values()) <= count_samples(request, current)
 
 
 def test_growth_keeps_the_shape_of_the_lengths() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.types import FinishReason, Request, Response, SampleKey, SamplingParams
-from interlace.forecast.costs.batch import HEADROOM
+from interlace.forecast.costs.batch import HEADROOM, SimulatedBatch
 from interlace.forecast.costs.pace import Pace
 from interlace.forecast.costs.rollout import SimulatedEngine
 from interlace.forecast.profile.types import Profile, RolloutCosts, TrainCosts
@@ -123,6 +123,18 @@ def test_a_prompt_is_computed_once_for_samples_that_run_together(max_running: in
     assert on_virtual_clock(main)[1] == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("max_running", "seconds"), [(4, 0.005 + 0.1 + 4 * 0.013), (1, 4 * (0.005 + 0.1 + 4 * 0.010))])
+def test_each_pass_in_which_sequences_begin_has_its_cost(max_running: int, seconds: float) -> None:
+    """A full engine, in which one sequence begins when another one ends, had this cost once for each call."""
+    changes = {"context_token_s": 0.0, "prefill_token_s": 0.0, "intake_s": 0.1, "max_running": max_running}
+    costs = COSTS.model_copy(update=changes)
+
+    async def main() -> list[Response]:
+        return await serve_all(engine_of(costs, [4] * 4), [request(serial) for serial in range(4)])
+
+    assert on_virtual_clock(main)[1] == pytest.approx(seconds)
+
+
 def test_a_request_that_waits_costs_nothing_when_it_is_withdrawn_and_submitted_again() -> None:
     """`abort_resume` does this to all requests of an engine at each publication."""
     costs = COSTS.model_copy(
@@ -159,6 +171,14 @@ def test_two_devices_are_faster_by_their_efficiency() -> None:
 
     one, two = (on_virtual_clock(lambda n=n: main(n))[1] for n in (1, 2))
     assert one / two == pytest.approx(1.6)
+
+
+def test_the_cache_of_an_engine_has_the_size_that_is_set_on_any_number_of_devices() -> None:
+    """An engine on two devices had twice the tokens of rollout.max_tokens."""
+    fixed = COSTS.model_copy(update={"kv_tokens": 100, "engine_kv_tokens": 100})
+    assert [SimulatedBatch(fixed, lambda _: 1, count).capacity for count in (1, 2)] == [100, 100]
+    free = COSTS.model_copy(update={"kv_tokens": 100})
+    assert [SimulatedBatch(free, lambda _: 1, count).capacity for count in (1, 2)] == [100, 200]
 
 
 def test_the_limit_of_the_request_ends_it_by_length() -> None:

@@ -56,6 +56,17 @@ def test_the_cost_of_cached_tokens_does_not_depend_on_the_setting_of_the_cache(t
     assert found.kv_tokens == pytest.approx(reading.kv_tokens, rel=0.1)
 
 
+@pytest.mark.parametrize("size", ["auto", 16384])
+def test_the_cache_of_an_engine_on_two_devices_is_counted_once(tmp_path: Path, size: str | int) -> None:
+    settings = (f"rollout.max_tokens={size}", "schedule.placement.rollout.devices_per_instance=2")
+    kv = 8192 if size == "auto" else 16384
+    rollout = PROFILE.rollout.model_copy(update={"kv_tokens": kv, "engine_kv_tokens": 0 if size == "auto" else kv})
+    profile = PROFILE.model_copy(update={"rollout": rollout})
+    found = profile_of_run(recorded(tmp_path, 6, profile, *settings))[1].rollout
+    assert found.kv_tokens == pytest.approx(8192, rel=0.1)
+    assert found.cache_tokens(2) == pytest.approx(16384, rel=0.1)
+
+
 def test_tokens_of_filtered_groups_are_neither_trained_nor_prompts(tmp_path: Path) -> None:
     """In a run that filters most groups the prompts counted ten times as long, and a trained token cost a fifth."""
     profile = PROFILE.model_copy(update={"reward": RewardCosts(median_s=0.01, solve_rate=0.5, solve_spread=0.8)})
