@@ -66,9 +66,10 @@ def generate_texts(
 
 
 class Distribution:
-    """Changes logits as the native engine does: biases, penalties, and no ids beyond the tokenizer's last token.
+    """Changes logits as the native engine does: biases, penalties, min_p, and no ids beyond the tokenizer's last token.
 
-    transformers calls it before temperature and truncation. Its own repetition penalty also counts padding.
+    transformers calls it before temperature, top_k and top_p. Its own repetition penalty also counts padding, and its
+    own min_p comes after top_p, which gives another distribution.
     """
 
     def __init__(self, sampling: SamplingParams, prompt_ids: Sequence[IntArray], width: int, num_drawable: int) -> None:
@@ -81,14 +82,20 @@ class Distribution:
         scores = scores.clone()
         drawable = scores[:, : self._num_drawable]
         scores[:, self._num_drawable :] = -math.inf
-        if not reshapes_logits(self._sampling):
-            return scores
+        if reshapes_logits(self._sampling):
+            self._reshape_rows(drawable, input_ids)
+        if self._sampling.temperature > 0 and self._sampling.min_p > 0:
+            least = drawable.amax(-1, keepdim=True) + self._sampling.temperature * math.log(self._sampling.min_p)
+            drawable[drawable < least] = -math.inf
+        return scores
+
+    def _reshape_rows(self, drawable: "Tensor", input_ids: "Tensor") -> None:
+        """Applies biases and penalties to logits [N, V], in place."""
         generated = input_ids[:, self._width :].cpu().numpy()
         for row, prompt in enumerate(self._prompts):
             drawable[row] = reshape_logits(drawable[row], self._sampling, prompt, generated[row])
         if bool((drawable.amax(-1) == -math.inf).any()):
             raise UserError("logit_bias forbids all tokens. Leave at least one without -inf.")
-        return scores
 
 
 class ResponseEnds:
@@ -128,7 +135,6 @@ def _to_generation_config(sampling: SamplingParams) -> "GenerationConfig":
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
-            min_p=sampling.min_p,
         )
     return config
 

@@ -42,6 +42,8 @@ class Turn:
     message: Message
     """The sampled tokens as a message: content, reasoning and tool calls, as the model's renderer reads them. If the
     run has no renderer, the content is the text."""
+    answer: str | None = None
+    """The text after the reasoning, with the calls as the model wrote them. If None, `text`."""
     inputs: Inputs | None = None
     """Arrays whose embeddings replaced the placeholder tokens of the context."""
     num_cached_tokens: int = 0

@@ -320,6 +320,7 @@ def read_turn(number: int, response: Response, renderer: Renderer | None, tools:
         finish_reason=response.finish_reason,
         text=response.text,
         message=message,
+        answer=None if renderer is None else renderer.read_answer(response.token_ids),
         inputs=response.request.inputs,
         num_cached_tokens=response.num_cached_tokens,
         query_ids=np.asarray(response.request.query_ids, np.int32) if response.request.query_ids else None,

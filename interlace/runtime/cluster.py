@@ -205,9 +205,7 @@ class Cluster(ABC):
                 await self.processes.close(spec.name)
             try:
                 ranks = await self._start_ranks(spec, "start after a death")
-                if restore:
-                    with self.waits.operation(who=spec.name, what="restoration after a death"):
-                        await restore(ranks)
+                await self._restore_ranks(spec, ranks, restore)
             except WorkerDiedError as error:
                 if isinstance(error, WorkerAbsentError) or spec.num_ranks > 1 or number == STARTS:
                     raise
@@ -216,6 +214,11 @@ class Cluster(ABC):
                 break
         self.notes.add(f"{spec.name} runs again")
         return ranks
+
+    async def _restore_ranks(self, spec: WorkerSpec, ranks: Sequence[Rank], restore: Restore | None) -> None:
+        if restore:
+            with self.waits.operation(who=spec.name, what="restoration after a death"):
+                await restore(ranks)
 
     async def _find_death(self, spec: WorkerSpec, within_s: float) -> WorkerDiedError | None:
         deadline_s = self.clock.now() + within_s

@@ -70,7 +70,7 @@ class _MessageStream(TextStream):
         for place, block in enumerate(_make_blocks(answer)):
             assert isinstance(block, dict)
             if block["type"] == "text":
-                yield from self._text(self._sent.rest(str(block["text"])))
+                yield from self._text(self._sent.finish(str(block["text"])))
             else:
                 yield _make_event("content_block_start", index=place, content_block={**block, "input": {}})
                 delta: dict[str, JSON] = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}

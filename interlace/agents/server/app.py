@@ -212,7 +212,9 @@ class SessionServer:
 
         if conversation:
             conversation.check_open()
-        is_first = number is None and request.headers.get(NUM_RETRIES) == "0"
+        # Without a session nothing is recorded twice, so a client that counts no retries may send equal requests.
+        counted = request.headers.get(NUM_RETRIES, "0" if conversation is None else None)
+        is_first = number is None and counted == "0"
         with retries.begin_once(named, digest, begin, is_first=is_first) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:

@@ -125,9 +125,9 @@ def make_shown_message(turn: Turn, ask: Ask) -> Message:
     """
     message = turn.message
     if message.tool_calls and not calls_of(message):
-        content_at = max(0, turn.text.find(message.content))
-        return Message(role="assistant", content=turn.text[content_at:])
-    if message.tool_calls:
+        content = turn.text if turn.answer is None else turn.answer
+        message = replace(message, content=content, tool_calls=())
+    elif message.tool_calls:
         message = replace(message, tool_calls=calls_of(message)[: 1 if ask.one_call else None])
     return cut_before(message, ask.stop)
 

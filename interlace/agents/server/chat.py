@@ -19,7 +19,7 @@ from interlace.agents.server.ask import (
     usage_of,
 )
 from interlace.agents.server.body import ApiError, Body
-from interlace.agents.server.dialect import AnswerStream, Dialect, Event, SentText
+from interlace.agents.server.dialect import AnswerStream, Dialect, Event, SentText, raise_sampled_again
 from interlace.agents.server.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerateRequest, Ids
 from interlace.core.messages import Message
 from interlace.core.types import JSON, IntArray
@@ -104,8 +104,8 @@ class _ChatStream(_Chunks):
         for place, turn in enumerate(answer.turns):
             found = make_shown_message(turn, answer.ask)
             yield from self._begin(place, turn.prompt_ids)
-            thought = self._thought[place].rest(found.reasoning or "")
-            yield from self._texts(place, thought, self._sent[place].rest(found.content))
+            thought = self._thought[place].finish(found.reasoning or "")
+            yield from self._texts(place, thought, self._sent[place].finish(found.content))
             for number, call in enumerate(_format_calls(found)):
                 assert isinstance(call, dict)
                 yield self._make_chunk(_make_choice(place, {"tool_calls": [{"index": number, **call}]}))
@@ -211,7 +211,7 @@ class _CompletionStream(_Chunks):
     def end(self, answer: Answers) -> Iterator[Event]:
         for place, turn in enumerate(answer.turns):
             about = {} if place or answer.ask.other_contexts else prompt_of(answer, turn.prompt_ids)
-            rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
+            rest = self._sent.setdefault(place, SentText()).finish(_text_of(answer, turn))
             yield self._make_chunk(
                 {"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about
             )
@@ -267,15 +267,21 @@ class _TokenStream(_Chunks):
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         super().__init__(head, codec)
-        self._num_sent: dict[int, int] = {}
+        self._sent_ids: dict[int, list[int]] = {}
+        """Sent tokens of each answer, by its index."""
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        new, self._num_sent[place] = draft.token_ids[self._num_sent.get(place, 0) :], len(draft.token_ids)
-        choice: dict[str, JSON] = {"index": place, "token_ids": list(map(int, new)), "finish_reason": None}
+        sent = self._sent_ids.setdefault(place, [])
+        new = [int(token) for token in draft.token_ids[len(sent) :]]
+        sent += new
+        choice: dict[str, JSON] = {"index": place, "token_ids": [*new], "finish_reason": None}
         yield "", {"request_id": self._answer.id, "choices": [choice]}
 
     def end(self, answer: Answers) -> Iterator[Event]:
+        for place, sent in self._sent_ids.items():
+            if answer.turns[place].token_ids[: len(sent)].tolist() != sent:
+                raise_sampled_again()
         places = range(len(answer.turns))
-        choices = [TokenGeneration.choice(answer, place, self._num_sent.get(place, 0)) for place in places]
+        choices = [TokenGeneration.choice(answer, place, len(self._sent_ids.get(place, ()))) for place in places]
         yield "", {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
         yield "", "[DONE]"

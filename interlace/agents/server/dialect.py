@@ -5,7 +5,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
 
 from interlace.agents.server.ask import Answers, Ask, TextCodec
 from interlace.agents.server.body import ApiError, Body, as_api_error, as_openai
@@ -114,6 +114,17 @@ class SentText:
         new = text[len(self.text) :] if text.startswith(self.text) else ""
         self.text += new
         return new
+
+    def finish(self, text: str) -> str:
+        """Returns the new part of the complete text. Raises ApiError if it does not continue the sent text."""
+        if not text.startswith(self.text):
+            raise_sampled_again()
+        return self.rest(text)
+
+
+def raise_sampled_again() -> NoReturn:
+    """Raises ApiError for a stream whose answer began again, under other weights, after the engine was lost."""
+    raise ApiError(503, "the engine was lost, and the new answer does not continue the sent one: ask again.")
 
 
 def cut_undecided_end(text: str, stops: Sequence[str]) -> str:

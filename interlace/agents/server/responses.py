@@ -188,6 +188,6 @@ class _ResponseStream(TextStream):
         content = item["content"]
         assert isinstance(content, list) and isinstance(content[0], dict)
         text, at_part = str(content[0]["text"]), {**at, "content_index": 0}
-        yield from self._text(self._sent.rest(text))
+        yield from self._text(self._sent.finish(text))
         yield self._make_event("response.output_text.done", **at_part, text=text, logprobs=[])
         yield self._make_event("response.content_part.done", **at_part, part=content[0])

@@ -286,6 +286,20 @@ def request_seed(seed: int, request: Request) -> int:
     return stable_hash(seed, request.noise_key, len(request.generated_ids)) % 2**31
 
 
+def check_penalty(request: Request) -> None:
+    """Raises UserError for a resumed request with a presence penalty.
+
+    A server gets the tokens from before a resumption as a part of the prompt, whose tokens it does not penalize.
+    """
+    penalty, done = request.params.presence_penalty, len(request.generated_ids)
+    if penalty and done:
+        raise UserError(
+            f"request {request.id}: presence_penalty={penalty:g} would leave out the {done} tokens of the response "
+            "from before it was resumed, which the server reads as a part of the prompt. Set it to 0, or set "
+            "rollout.engine=native."
+        )
+
+
 def finish_reason(name: str) -> FinishReason:
     """Translates a serving engine's 'stop', 'length' or 'abort'. Raises InterlaceError for another name."""
     known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}

@@ -135,6 +135,12 @@ class LiveWeights:
             unknown = [shard.name for shard in base.shards if shard.name not in self._tensors]
             if unknown:
                 raise UserError(f"adapter: unknown layer {unknown[0]!r}.{nearest(unknown[0], self._tensors)} {_KEPT}")
+            other = self._base.keys() ^ {shard.name for shard in base.shards}
+            if self._base and other:  # a layer that the new adapter leaves out would keep the previous one
+                raise UserError(
+                    f"adapter: the previous one and this one have other layers, such as {min(other)!r}. {_KEPT} Load "
+                    "whole weights first, or give both the same actor.lora.target_modules."
+                )
             own = (self._base.get(shard.name, self._tensors[shard.name])[shard.box.slices] for shard in base.shards)
             if content_hash(own) != base.checksum:
                 raise UserError(

@@ -9,7 +9,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, Messages, ToolCall, ToolSpec, to_mapping, tool_mapping
 from interlace.core.types import JSON, IntArray
 from interlace.rollouts.rendering.config import RendererConfig
-from interlace.rollouts.rendering.parsers.base import MarkedText, Parser
+from interlace.rollouts.rendering.parsers.base import MarkedText, Parser, split_thought
 from interlace.rollouts.rendering.proof import Kind, Proof, prove
 from interlace.rollouts.rendering.text import TokenText, longest_token
 
@@ -195,6 +195,14 @@ class Renderer:
         return Message(
             role="assistant", content=found.content, reasoning=found.reasoning or None, tool_calls=tuple(calls)
         )
+
+    def read_answer(self, token_ids: Sequence[int]) -> str:
+        """Reads the text of an answer after its reasoning, with the calls as the model wrote them."""
+        answer = self._cut_answer(token_ids)
+        text, tags = answer.text, self._parser.thoughts
+        if tags:
+            text = split_thought(answer, tags, in_thought=self._opens_thought)[1]
+        return answer.plain(text).strip()
 
     def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
         """Reads an incomplete answer: the reasoning and the content that no further token can change, without calls.

@@ -88,3 +88,13 @@ def test_a_response_ends_at_the_context_of_the_model() -> None:
     assert len(tokenizer(found)["input_ids"]) <= 6
     with pytest.raises(UserError, match=r"prompts\[1\] has .* tokens, and the model's context"):
         generate_texts(model, tokenizer, ["1", "1" * context], PromptFormat(), sampling)
+
+
+def test_min_p_comes_before_top_p() -> None:
+    """After min_p one token has the share top_p; transformers' own order left two, with other probabilities."""
+    model, tokenizer = build_tiny("micro", 0)
+    biases = ((65, 100 + math.log(5)), (66, 100 + math.log(3)), (67, 100 + math.log(2)))
+    sampling = SamplingParams(max_new_tokens=1, top_p=0.55, min_p=0.5, logit_bias=biases)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    assert len(set(generate_texts(model, tokenizer, ["a"] * 64, PromptFormat(), sampling))) == 1

@@ -146,6 +146,21 @@ def test_another_base_is_refused_and_the_old_weights_serve() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in served.model.state_dict().items())
 
 
+def test_an_adapter_of_other_layers_is_refused() -> None:
+    """The layers that the second adapter leaves out kept the first one."""
+    served = serving("qwen2")
+    for version, config in enumerate((LORA, LoraConfig(rank=2, target_modules=("q_proj",)))):
+        engine, writer = (
+            trained("qwen2", config),
+            WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone"))),
+        )
+        ref = WeightRef(version=version, parts=(engine.write_weights(writer, version, copy=True),))
+        if version == 0:
+            take_in(served, WeightReader(), ref)
+    with pytest.raises(UserError, match=r"other layers, such as 'model\.layers\.0\.mlp\.down_proj"):
+        take_in(served, WeightReader(), ref)
+
+
 def test_an_adapter_is_added_to_the_base_that_was_loaded_last(tmp_path: Path) -> None:
     writer, reader = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone"))), WeightReader()
     served, first = serving("qwen2"), trained("qwen2", LORA)

@@ -1,9 +1,12 @@
 """A repeated request is answered once, and different requests with equal bodies are not taken for repeated ones."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from interlace.rollouts.base import Session
 from tests.support.engine_servers import wait_until
 from tests.support.scripted_session import ScriptedSession
 from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
@@ -75,3 +78,27 @@ def test_equal_first_requests_of_openais_client_are_separate_turns() -> None:
             assert len(session.turns) == 2
 
     served(session, use)
+
+
+def test_equal_requests_with_the_servers_key_are_separate_although_their_client_counts_no_retries() -> None:
+    """A program that sampled several answers at once got one answer several times."""
+    opened, go = list[int | None](), asyncio.Event()
+
+    class Guests:
+        @asynccontextmanager
+        async def session(self, seed: int | None) -> AsyncIterator[Session]:
+            opened.append(seed)
+            yield ScriptedSession([HELLO], go=go)
+
+        def busy_s(self) -> float | None:
+            return None
+
+    async def use(client: Client) -> None:
+        client.key = "sk-mine"
+        both = [asyncio.create_task(client.post("/v1/chat/completions", ASK)) for _ in range(2)]
+        await asyncio.to_thread(wait_until, lambda: len(opened) >= 2, 15)
+        go.set()
+        one, other = await asyncio.gather(*both)
+        assert one["id"] != other["id"]
+
+    served(ScriptedSession([]), use, visitors=Guests(), api_key="sk-mine")

@@ -3,18 +3,26 @@
 import json
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from interlace.agents.server.dialect import SentText
-from interlace.core.types import JSON, Sample, SampleKey, SamplingParams
+from interlace.agents.server.anthropic import AnthropicMessages
+from interlace.agents.server.ask import Answers, Ask
+from interlace.agents.server.body import ApiError
+from interlace.agents.server.chat import Chat, Completions, TokenGeneration
+from interlace.agents.server.dialect import Dialect, SentText
+from interlace.agents.server.responses import Responses
+from interlace.core.progress import Draft
+from interlace.core.types import JSON, NO_GROUP, FinishReason, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.tiny import build_tiny
+from interlace.rollouts.base import TurnDraft
 from interlace.rollouts.config import create_kind, parse_episode
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import create_renderer
-from interlace.rollouts.session import SessionLimits
+from interlace.rollouts.session import SessionLimits, pass_draft, read_turn
 from tests.support.chat_templates import tokenizer_of
 from tests.support.episode_runs import OneEngine, samples_of
 
@@ -142,6 +150,54 @@ def test_a_call_is_never_sent_as_text(how: str, answer: str) -> None:
     assert "So".startswith(drafts[-1].content) or how == "a thought"
     assert all(renderer.parse(ids).content.startswith(draft.content) for draft in drafts)
     assert max(len(draft.content) for draft in drafts) >= 2
+
+
+def test_calls_that_cannot_be_read_are_the_same_text_in_pieces_and_whole() -> None:
+    """The reasoning was repeated in the content, the stop text stayed, and the stream ended before the calls."""
+    renderer = create_renderer(tokenizer_of("qwen3"), RendererConfig())
+    ids = renderer._text.encode("<think>hm</think>So <tool_call>{now STOP")
+    asked = Request(uid="", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1], params=SamplingParams())
+    response = Response(
+        request=asked, token_ids=ids, logprobs=[-1.0] * len(ids), versions=[0] * len(ids),
+        finish_reason=FinishReason.STOP, text=renderer._text.decode(ids),
+    )  # fmt: skip
+    head = Answers(id="chatcmpl-1", created=0, ask=Ask(context=(), stop=("STOP",), stream=True))
+    answer, stream = replace(head, turns=[read_turn(0, response, renderer, ())]), Chat(None).stream(head)
+    drafts: list[TurnDraft] = []
+    for size in range(1, len(ids)):
+        pass_draft(asked, renderer, (), drafts.append, Draft(request_id="", token_ids=ids[:size], text=""))
+    events = [event for draft in drafts for event in stream.more(0, draft)] + [*stream.end(answer)]
+    deltas = [chunk["choices"][0]["delta"] for _, chunk in events if isinstance(chunk, dict)]
+    joined = {name: "".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning_content")}
+    message = Chat(None).write(answer)["choices"][0]["message"]
+    assert joined == {name: message[name] for name in joined}
+    assert joined == {"content": "So <tool_call>{now ", "reasoning_content": "hm"}
+
+
+def test_an_answer_that_begins_again_is_sent_once_or_ends_with_an_error() -> None:
+    """After the loss of an engine, tokens were sent twice, and text was cut without an error."""
+    head = Answers(id="gen-1", created=0, ask=Ask(context=(), stream=True))
+    asked = Request(uid="", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1], params=SamplingParams())
+    response = Response(
+        request=asked, token_ids=[5, 6, 7], logprobs=[-1.0] * 3, versions=[0] * 3, finish_reason=FinishReason.STOP,
+        text="567",
+    )  # fmt: skip
+    answer = replace(head, turns=[read_turn(0, response, None, ())])
+
+    def send(dialect: Dialect, drafts: list[list[int]]) -> list[dict]:
+        stream, found = dialect.stream(head), list[TurnDraft]()
+        for ids in drafts:
+            draft = Draft(request_id="", token_ids=ids, text="".join(map(str, ids)))
+            pass_draft(asked, None, (), found.append, draft)
+        events = [event for draft in found for event in stream.more(0, draft)] + [*stream.end(answer)]
+        return [chunk["choices"][0] for _, chunk in events if isinstance(chunk, dict)]
+
+    again = [[5, 6], [5], [5, 6, 7]]
+    assert [token for choice in send(TokenGeneration(None), again) for token in choice["token_ids"]] == [5, 6, 7]
+    assert "".join(choice["text"] for choice in send(Completions(None), again)) == "567"
+    for kind in (TokenGeneration, Completions, Chat, Responses, AnthropicMessages):
+        with pytest.raises(ApiError, match="the new answer does not continue the sent one"):
+            send(kind(None), [[5, 9], [5]])
 
 
 def test_a_client_that_hangs_up_in_the_middle_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:

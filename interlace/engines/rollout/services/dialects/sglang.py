@@ -5,7 +5,7 @@ from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Request
-from interlace.engines.rollout.external import finish_reason, request_seed
+from interlace.engines.rollout.external import check_penalty, finish_reason, request_seed
 from interlace.engines.rollout.services.dialects.base import (
     LONG_S,
     SHORT_S,
@@ -149,6 +149,11 @@ def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> di
             f"request {request.id}: SGLang gives log-probs from before top_p, top_k and min_p. Leave them at their "
             "defaults."
         )
+    if params.repetition_penalty != 1:
+        raise UserError(
+            f"request {request.id}: SGLang's repetition_penalty leaves out the tokens of the prompt. Leave it at 1."
+        )
+    check_penalty(request)
     if params.stop_token_ids and not own_stops <= {*params.stop_token_ids}:
         raise UserError(
             f"request {request.id}: with any stop token, SGLang also ends a response at the model's own end tokens "
@@ -157,7 +162,6 @@ def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> di
     return {
         "max_new_tokens": params.max_new_tokens - len(request.generated_ids),
         "temperature": params.temperature,
-        "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "stop_token_ids": list(params.stop_token_ids) or None,
         "stop": list(params.stop) or None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Request
-from interlace.engines.rollout.external import finish_reason, request_seed
+from interlace.engines.rollout.external import check_penalty, finish_reason, request_seed
 from interlace.engines.rollout.kinds import LOW_TEMPERATURE
 from interlace.engines.rollout.services.dialects.base import (
     LONG_S,
@@ -136,6 +136,7 @@ class VLLMClient(StreamingClient):
 
     def _write_sampling(self, request: Request) -> dict[str, JSON]:
         params, done = request.params, len(request.generated_ids)
+        check_penalty(request)
         if 0 < params.temperature < LOW_TEMPERATURE:
             raise UserError(
                 f"request {request.id}: vLLM samples at temperature {LOW_TEMPERATURE:g} instead of "

@@ -164,6 +164,25 @@ def test_vllm_refuses_one_request_and_serves_the_others() -> None:
     talk("vllm", handle, use)
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_penalties_that_a_server_computes_from_other_tokens_are_refused(dialect: str) -> None:
+    """Servers penalize no token of the prompt for its presence, and SGLang none for its repetition."""
+
+    async def handle(path: str, body: Body) -> Any:
+        return [vllm_chunk(7, "stop")]
+
+    async def use(client: EngineClient) -> None:
+        found: dict[str, Delta] = {}
+        done = {"generated_ids": [4], "generated_logprobs": [-1.0], "generated_versions": [0]}
+        resumed = request(0, params=SamplingParams(presence_penalty=0.5), **done)
+        asked = [resumed, request(1, params=SamplingParams(repetition_penalty=1.1))][: 1 + (dialect == "sglang")]
+        await client.generate(asked, found.__setitem__)
+        assert "presence_penalty=0.5 would leave out the 1 tokens" in found[resumed.id].refusal
+        assert all(found[each.id].refusal for each in asked)
+
+    talk(dialect, handle, use)
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "interlace"])
 def test_a_stream_that_is_cut_is_a_fault_of_the_server(dialect: str) -> None:
     async def handle(path: str, body: Body) -> Any:
