@@ -311,7 +311,8 @@ def profile_file(recipe: Recipe) -> Path:
     sizes = {"prompts_per_step", "samples_per_prompt", "minibatches", "tokens_per_microbatch", "seed"}
     content = recipe.model_dump(mode="json", include=measured | sizes)
     machine = (device_name(devices[0]), len(devices), recipe.cluster.backend, recipe.cluster.threads_per_worker or 0)
-    key = stable_hash(VERSION, *machine, json.dumps(content, sort_keys=True))
+    fields = json.dumps(Profile.model_json_schema(), sort_keys=True)  # a profile of other costs is measured again
+    key = stable_hash(VERSION, fields, *machine, json.dumps(content, sort_keys=True))
     return Path(recipe.model.cache_dir).expanduser() / "profiles" / f"{key:016x}.json"
 
 
