@@ -128,10 +128,15 @@ def ran(part: Part, name: str, schedule: str, steps: int, root: Path) -> Ran:
         cwd=root, env=_environment(folder), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            if part.change and line.startswith(f"step {steps // 2}/"):
-                part.change(process.pid, folder)
+        try:
+            for line in process.stdout:
+                said.append(line)
+                if part.change and line.startswith(f"step {steps // 2}/"):
+                    part.change(process.pid, folder)
+        except BaseException:  # such as Ctrl-C: the run ends before its folder is removed
+            process.terminate()
+            process.communicate()
+            raise
     if process.returncode:
         raise SystemExit(f"{part.title}: the run under {name} failed.\n{''.join(said[-40:])}")
     run, num_phases = RunData.read(RunFolder(path=folder)), len(part.phases)
@@ -198,6 +203,8 @@ def main() -> None:
     keys = args.parts.split(",")
     if unknown := [key for key in keys if key not in PARTS]:
         parser.error(f"--parts: {unknown[0]!r} is unknown. Name {', '.join(PARTS)}.")
+    if args.steps < (least := max(len(PARTS[key].phases) for key in keys)):
+        parser.error(f"--steps {args.steps}: a run has {least} phases. Give {least} steps or more.")
     if args.write and set(keys) != set(PARTS):
         parser.error("--write needs all parts, because docs/planner.md has one table of them. Remove --parts.")
     found = dict[str, tuple[Ran, Sequence[Ran]]]()

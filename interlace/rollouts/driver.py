@@ -160,9 +160,14 @@ class EngineDriver:
         else:
             self._wake()
 
-    def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
-        """Moves all jobs to the other engines and takes no more until join(). drains: running jobs finish here."""
-        if self.standing is Standing.MEMBER:
+    def leave(self, others: "list[EngineDriver]", *, drains: bool = False, for_good: bool = False) -> None:
+        """Moves all jobs to the other engines and takes no more until join().
+
+        drains: running jobs finish here. for_good: the engine does not join again.
+        """
+        if for_good:
+            self.standing = Standing.LEAVING
+        elif self.standing is Standing.MEMBER:
             self.standing = Standing.AWAY
         self._note_state()
         self._host.dispatch(self.jobs.take_queue(), others)
@@ -173,7 +178,8 @@ class EngineDriver:
     def lose_weights(self) -> None:
         """Marks the engine as lost, and its weights as unknown until its next swap."""
         self.weights.forget()
-        self.standing = Standing.LOST
+        if self.standing is not Standing.LEAVING:
+            self.standing = Standing.LOST
         self._note_state()
 
     def join(self) -> None:

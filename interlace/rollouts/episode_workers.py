@@ -335,7 +335,7 @@ class _Exchange:
             return
         self._done[ask.turn] = turn
         # The process has the context, and reads the message.
-        drawn = replace(turn, prompt_ids=EMPTY_INT, inputs=None, message=NO_MESSAGE)
+        drawn = replace(turn, prompt_ids=EMPTY_INT, inputs=None, message=NO_MESSAGE, answer=None)
         self._processes.send(self._job, TurnAnswer(turn=ask.turn, repeat=ask.repeat, drawn=drawn))
 
     def _send_draft(self, ask: TurnAsk, draft: TurnDraft) -> None:

@@ -167,8 +167,7 @@ class Membership:
         if not self._list_others(driver):
             raise InterlaceError(f"{driver.group.name} is the last engine: add another before it leaves.")
         self._lost.pop(driver, None)
-        driver.leave(self._list_others(driver), drains=drains)
-        driver.standing = Standing.LEAVING
+        driver.leave(self._list_others(driver), drains=drains, for_good=True)
         with self._cluster.waits.operation(who="engines", what=f"leave of {driver.group.name}"):
             await self._until_empty(driver)
             await self._give_up(driver)  # it may be lost since it began to leave

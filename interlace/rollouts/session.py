@@ -307,10 +307,13 @@ def pass_draft(
 
 def read_turn(number: int, response: Response, renderer: Renderer | None, tools: tuple[ToolSpec, ...]) -> Turn:
     """Converts a response to a turn. renderer: if None, the content of the message is the text."""
+    answer = None
     if renderer is None:
         message = Message(role="assistant", content=response.text)
     else:
         message = renderer.parse(response.token_ids, prompt_ids=response.request.prompt_ids, tools=tools)
+        # Without calls the content is this text, so the tokens are not decoded a second time.
+        answer = renderer.read_answer(response.token_ids) if message.tool_calls else message.content
     return Turn(
         number=number,
         prompt_ids=np.asarray(response.request.prompt_ids, np.int32),
@@ -320,7 +323,7 @@ def read_turn(number: int, response: Response, renderer: Renderer | None, tools:
         finish_reason=response.finish_reason,
         text=response.text,
         message=message,
-        answer=None if renderer is None else renderer.read_answer(response.token_ids),
+        answer=answer,
         inputs=response.request.inputs,
         num_cached_tokens=response.num_cached_tokens,
         query_ids=np.asarray(response.request.query_ids, np.int32) if response.request.query_ids else None,

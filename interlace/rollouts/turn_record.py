@@ -87,7 +87,9 @@ class TurnRecord:
         del self._turns[number]
 
     def withdraw(self, number: int) -> None:
+        """Removes a turn whose request is withdrawn, with the calls of its answer, if it has one."""
         self.free(number)
+        self._pending = [each for each in self._pending if each.turn != number]
         self._num_withdrawn[number] += 1
 
     def num_withdrawn(self, number: int) -> int:

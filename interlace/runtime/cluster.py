@@ -205,7 +205,8 @@ class Cluster(ABC):
                 await self.processes.close(spec.name)
             try:
                 ranks = await self._start_ranks(spec, "start after a death")
-                await self._restore_ranks(spec, ranks, restore)
+                if restore:
+                    await _restore_ranks(self.waits, spec.name, ranks, restore)
             except WorkerDiedError as error:
                 if isinstance(error, WorkerAbsentError) or spec.num_ranks > 1 or number == STARTS:
                     raise
@@ -214,11 +215,6 @@ class Cluster(ABC):
                 break
         self.notes.add(f"{spec.name} runs again")
         return ranks
-
-    async def _restore_ranks(self, spec: WorkerSpec, ranks: Sequence[Rank], restore: Restore | None) -> None:
-        if restore:
-            with self.waits.operation(who=spec.name, what="restoration after a death"):
-                await restore(ranks)
 
     async def _find_death(self, spec: WorkerSpec, within_s: float) -> WorkerDiedError | None:
         deadline_s = self.clock.now() + within_s
@@ -362,3 +358,8 @@ async def record_work(cluster: Cluster, who: str, what: str, work: Coroutine[Any
             end_s = clock.now()
     finally:
         timeline.end(span, start_s, min(end_s, clock.now()))
+
+
+async def _restore_ranks(waits: WaitRegistry, name: str, ranks: Sequence[Rank], restore: Restore) -> None:
+    with waits.operation(who=name, what="restoration after a death"):
+        await restore(ranks)

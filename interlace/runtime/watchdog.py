@@ -65,8 +65,7 @@ class Watchdog:
             if self._waits.progress != seen:
                 seen, since, quiet_looks = self._waits.progress, self._clock.now(), 0
                 continue
-            if self._waits.num_working == 0:
-                quiet_looks += 1
+            quiet_looks = 0 if self._waits.num_working else quiet_looks + 1
             # Two checks in a row, since a check can fall between the end of a wait and the start of the next operation.
             if quiet_looks >= 2 and not self._resolved() and self._waits.num_running == 0:
                 self._raise_hang()

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,29 @@ def test_the_drift_compares_schedules_by_phases(
     with pytest.raises(SystemExit):
         drift.main()
     assert "--write needs all parts" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["drift.py", "--steps", "3"])
+    with pytest.raises(SystemExit):
+        drift.main()
+    assert "--steps 3: a run has 4 phases" in capsys.readouterr().err
+
+
+def test_an_interrupted_drift_ends_its_run_before_it_removes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    drift = importlib.import_module("drift")
+    begun: list[int] = []
+
+    def interrupt(process: int, _folder: Path) -> None:
+        begun.append(process)
+        raise KeyboardInterrupt
+
+    code = "import time; print('step 4/8', flush=True); time.sleep(60)"
+    part = drift.Part(title="", phases=("before", "after"), settings=(), code=code, change=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        drift.ran(part, "run", "areal", 8, tmp_path)
+    with pytest.raises(ProcessLookupError):
+        os.kill(begun[0], 0)
 
 
 @pytest.mark.slow

@@ -150,16 +150,15 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
     lengths = _read_lengths(run)
     tokens = _count_trained_tokens(run, lengths.prompt_tokens, len(devices))
     actor = _fit_training(trace, "actor", tokens, recipe.epochs).model_copy(update=state)
-    rollout = _fit_rollout(trace, recipe)
+    rollout, num_spanned = _fit_rollout(trace, recipe), _num_devices(trace.of("rollout", "serve"))
+    cache_bytes = rollout.cache_tokens(num_spanned) * size.kv_bytes_per_token // num_spanned
     profile = Profile(
         device=device_name(devices[0]),
         model=recipe.model.path,
         sizes=sizes_of(recipe),
         source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
         device_memory_bytes=devices[0].memory_bytes,
-        rollout=rollout.model_copy(
-            update={"state_bytes": size.weight_bytes, "device_bytes": rollout.kv_tokens * size.kv_bytes_per_token}
-        ),
+        rollout=rollout.model_copy(update={"state_bytes": size.weight_bytes, "device_bytes": cache_bytes}),
         reward=_fit_reward(trace, recipe, run),
         lengths=lengths,
         reference=_fit_reference(trace, tokens, size.weight_bytes),
@@ -207,14 +206,14 @@ def _fit_rollout(trace: ReadTrace, recipe: Recipe) -> RolloutCosts:
 
 
 def _count_kv_tokens(calls: Sequence[Slice], recipe: Recipe) -> int:
-    """Returns the part of the engine's KV cache on one of its devices, in tokens.
+    """Returns the capacity of an engine's KV cache on one device, in tokens.
 
-    Of max_tokens=auto, the capacity is estimated from the calls, on the low side.
+    Of max_tokens=auto, it is the device's part of the capacity, which is estimated from the calls, on the low side.
     """
+    if recipe.rollout.max_tokens != "auto":
+        return recipe.rollout.kv_tokens
     found = [each.args["held_tokens"] / each.args["kv_use"] for each in calls if each.args["kv_use"]]
-    is_estimated = found and recipe.rollout.max_tokens == "auto"
-    capacity = max(found) if is_estimated else recipe.rollout.kv_tokens
-    return max(1, round(capacity / _num_devices(calls)))
+    return max(1, round(max(found, default=recipe.rollout.kv_tokens) / _num_devices(calls)))
 
 
 def _prompt_tokens(call: Slice) -> float:

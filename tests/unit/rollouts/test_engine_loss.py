@@ -230,3 +230,25 @@ def test_a_lent_engine_that_is_removed_during_a_step_does_not_join_after_it() ->
             await pool.complete([asked(name, 4) for name in ("one", "two", "three")], who="test")
 
     asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))
+
+
+def test_an_engine_that_is_lost_while_it_leaves_does_not_join_after_its_recovery() -> None:
+    async def flow(cluster: Cluster) -> None:
+        pool = await OneEngine(schedule=SCHEDULE, config=NativeConfig(steps_per_schedule=1)).pool(cluster, 1)
+        publish(pool, 0)
+        await pool.swapped(0)
+        begun = asyncio.create_task(pool.complete([asked("first", 60), asked("second", 60)], who="test"))
+        leaving = pool.drivers[1]
+        while not leaving.jobs.running:
+            await asyncio.sleep(0)
+        MortalRank(leaving.group, "serve")
+        removed = asyncio.create_task(pool.membership.remove(leaving, drains=True))
+        await asyncio.sleep(0)
+        publish(pool, 1)  # ends its call, and the next one finds the loss
+        await removed
+        assert pool.membership.num_lost == 1
+        await begun
+        async with asyncio.timeout(60):  # an engine that has left answers nothing
+            await pool.complete([asked(name, 4) for name in ("one", "two", "three")], who="test")
+
+    asyncio.run(run_on(ClusterConfig(devices="cpu:2"), SCHEDULE, flow))

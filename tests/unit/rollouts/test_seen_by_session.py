@@ -62,6 +62,14 @@ def test_a_call_is_counted_once_with_the_time_to_the_request_that_brings_its_ans
     assert len(record.tool_uses) == 3, "the last call was never answered, and the first is counted"
 
 
+def test_a_call_of_a_turn_that_is_withdrawn_is_not_counted() -> None:
+    record = TurnRecord(max_turns=None)
+    record.add(make_turn(record.reserve(None), asks_for(ToolCall(id="a", name="add"))), [ADD], 1.0)
+    record.withdraw(0)
+    record.request(None, 2.0)
+    assert record.tool_uses == []
+
+
 class TwoTurns:
     async def run(self, prompt: Prompt, session: Session) -> float:
         turn = await session.generate(prompt.token_ids.tolist())

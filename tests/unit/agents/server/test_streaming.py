@@ -22,6 +22,7 @@ from interlace.rollouts.config import create_kind, parse_episode
 from interlace.rollouts.driver import EngineDriver
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import create_renderer
+from interlace.rollouts.rendering.text import TokenText
 from interlace.rollouts.session import SessionLimits, pass_draft, read_turn
 from tests.support.chat_templates import tokenizer_of
 from tests.support.episode_runs import OneEngine, samples_of
@@ -172,6 +173,20 @@ def test_calls_that_cannot_be_read_are_the_same_text_in_pieces_and_whole() -> No
     message = Chat(None).write(answer)["choices"][0]["message"]
     assert joined == {name: message[name] for name in joined}
     assert joined == {"content": "So <tool_call>{now ", "reasoning_content": "hm"}
+
+
+def test_the_tokens_of_a_turn_without_calls_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer, num_decoded = create_renderer(tokenizer_of("qwen3"), RendererConfig()), []
+    decode = TokenText.decode
+    monkeypatch.setattr(TokenText, "decode", lambda *given: num_decoded.append(len(given[1])) or decode(*given))
+    ids = renderer._text.encode("It is 5.")
+    asked = Request(uid="", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1], params=SamplingParams())
+    response = Response(
+        request=asked, token_ids=ids, logprobs=[-1.0] * len(ids), versions=[0] * len(ids),
+        finish_reason=FinishReason.STOP,
+    )  # fmt: skip
+    assert read_turn(0, response, renderer, ()).answer == "It is 5."
+    assert num_decoded == [len(ids)]
 
 
 def test_an_answer_that_begins_again_is_sent_once_or_ends_with_an_error() -> None:

@@ -9,6 +9,8 @@ from interlace.core.errors import UserError
 from interlace.forecast.profile.from_run import profile_of_run
 from interlace.forecast.profile.types import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.forecast.simulate import Simulation, simulate, simulate_into
+from interlace.models.loading import empty_model
+from interlace.models.size import model_size
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.run.recipe.load import load_recipe
@@ -62,9 +64,11 @@ def test_the_cache_of_an_engine_on_two_devices_is_counted_once(tmp_path: Path, s
     kv = 8192 if size == "auto" else 16384
     rollout = PROFILE.rollout.model_copy(update={"kv_tokens": kv, "engine_kv_tokens": 0 if size == "auto" else kv})
     profile = PROFILE.model_copy(update={"rollout": rollout})
-    found = profile_of_run(recorded(tmp_path, 6, profile, *settings))[1].rollout
-    assert found.kv_tokens == pytest.approx(8192, rel=0.1)
-    assert found.cache_tokens(2) == pytest.approx(16384, rel=0.1)
+    recipe, found = profile_of_run(recorded(tmp_path, 6, profile, *settings))
+    assert found.rollout.cache_tokens(1) == pytest.approx(kv, rel=0.1), "of a fixed size also on one device"
+    assert found.rollout.cache_tokens(2) == pytest.approx(16384, rel=0.1)
+    token_bytes = model_size(empty_model(recipe.model)).kv_bytes_per_token
+    assert found.rollout.device_bytes == pytest.approx(8192 * token_bytes, rel=0.1)
 
 
 def test_tokens_of_filtered_groups_are_neither_trained_nor_prompts(tmp_path: Path) -> None:
