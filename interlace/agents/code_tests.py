@@ -253,13 +253,15 @@ def _has_result(test: CallTest, printed: str | None) -> bool:
         return False
     try:
         value = ast.literal_eval(json.loads(printed))
+        if test.is_json:  # fails for a key that is an integer of thousands of digits
+            value = _to_json_form(value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     if test.is_truth:
         return bool(value) == test.result
     if test.tolerance is not None:
         return _is_close(value, test.result, test.tolerance)
-    return bool((_to_json_form(value) if test.is_json else value) == test.result)
+    return bool(value == test.result)
 
 
 def _is_close(value: object, expected: object, tolerance: Mapping[str, float]) -> bool:

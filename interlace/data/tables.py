@@ -140,10 +140,11 @@ def _csv_rows(path: Path, rows: Any) -> Numbered:
     """Yields the rows after the header. rows: a csv.reader."""
     rows_with_cells = filter(None, rows)
     header: list[str] = next(rows_with_cells, [])
-    refuse_doubled(header, f"{path}:1")
+    place = f"{path}:{rows.line_num}"
+    refuse_doubled(header, place)
     if len(header) == 1 and (found := next((each for each in ";\t|," if each in header[0]), None)):
         raise UserError(
-            f"{path}:1: the header {header[0]!r} is one column: its names seem to be separated by {found!r}. Separate "
+            f"{place}: the header {header[0]!r} is one column: its names seem to be separated by {found!r}. Separate "
             "the cells of a .csv file by commas, and those of a .tsv file by tabs."
         )
     for cells in rows_with_cells:

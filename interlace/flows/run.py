@@ -139,7 +139,7 @@ class PolicyRun:
         self.admission: Admission = stages.admission(
             prompts, self._channel, refill_rounds=refill_rounds, on_admit=self._on_admit
         )
-        self._meter = StepMeter(cluster)
+        self._meter = StepMeter(cluster, adds_verdicts=settings.adds_verdicts)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._on_failed)
         generate = self.rollout.stage.generate

@@ -30,8 +30,9 @@ UNREADABLE = "unreadable"
 class StepMeter:
     """Measures the time and the samples between two step boundaries."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, *, adds_verdicts: bool = False) -> None:
+        """adds_verdicts: see LoopSettings."""
+        self._cluster, self._adds_verdicts = cluster, adds_verdicts
         self._start_s = cluster.clock.now()
         self._ledger_builder = LedgerBuilder(
             cluster.lock,
@@ -78,7 +79,7 @@ class StepMeter:
         return {
             "step": batch.step + 1,
             "version": version,
-            **_rewards(samples),
+            **_rewards(samples, adds_verdicts=self._adds_verdicts),
             **_by_source(samples),
             **_measure_lengths(samples, lengths),
             **length_percentiles(lengths),
@@ -207,7 +208,7 @@ def failure_rates(causes: Sequence[Cause | None]) -> Metrics:
     return {f"failed/{cause}": count / len(causes) for cause, count in sorted(counts.items())}
 
 
-def _rewards(samples: Sequence[Sample]) -> Metrics:
+def _rewards(samples: Sequence[Sample], *, adds_verdicts: bool = False) -> Metrics:
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     if not rewards:
         return {}
@@ -216,25 +217,24 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
     spread = (fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
     parts: Metrics = {}
     for name in sorted({name for sample in samples for name in sample.reward_parts}):
-        values = [sample.reward_parts[name] for sample in _list_measured(samples, name) if name in sample.reward_parts]
+        measured = _list_judged(samples) if adds_verdicts and name == ACCURACY else samples
+        values = [sample.reward_parts[name] for sample in measured if name in sample.reward_parts]
         if values:
             parts[name if "/" in name else f"reward/{name}"] = fsum(values) / len(values)
     return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
 
 
-def _list_measured(samples: Sequence[Sample], part: str) -> Sequence[Sample]:
-    """Returns the samples over which a part is averaged.
+def _list_judged(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Returns the samples of the sources whose reward function gave each response a verdict.
 
-    For `accuracy` these are the samples of sources whose reward function gave each response a verdict. A response
-    without `reward.tag` is wrong also if the function returns numbers, and the share of right answers is unknown then.
+    A response without `reward.tag` is wrong also if the function returns numbers, and the share of right answers is
+    unknown then.
     """
-    if part != ACCURACY:
-        return samples
     without = {
         each.prompt.source
         for each in samples
         if each.reward is not None
-        and part not in each.reward_parts
+        and ACCURACY not in each.reward_parts
         and (each.outcome is None or each.outcome.is_partial)  # else its episode gave the reward
     }
     return [sample for sample in samples if sample.prompt.source not in without]

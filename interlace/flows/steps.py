@@ -50,6 +50,8 @@ class LoopSettings:
     sampling: SamplingParams
     shaping: SourceShaping = SourceShaping()
     """Shaping of rewards. The flow adds the parts that need a whole group; scorers add the rest."""
+    adds_verdicts: bool = False
+    """True if responses without the tag of a reward have a verdict, also if its function returns numbers."""
     limits: SessionLimits = NO_LIMITS
     recovery: RecoveryConfig = RecoveryConfig()
     membership: MembershipRules = NO_CHANGES

@@ -77,6 +77,11 @@ class RewardConfig(Config):
     shaping: ShapingConfig = ShapingConfig()
     """Penalties for the form of a response, and weights of the reward's parts."""
 
+    @property
+    def adds_verdicts(self) -> bool:
+        """True if responses without the tag have a verdict, also if the function returns numbers."""
+        return self.tag is not None and not self.parts
+
     @model_validator(mode="before")
     @classmethod
     def _read_list_of_parts(cls, data: Any) -> Any:

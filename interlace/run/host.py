@@ -152,6 +152,7 @@ async def host(
     episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
     envs = envs_of(cluster, recipe, groups.env)
     limits = replace(limits, simulators=envs)
+    rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
     settings = LoopSettings(
         sampling=sampling,
         counts=envs.metrics if envs else Metrics,
@@ -159,6 +160,7 @@ async def host(
             default=recipe.reward.shaping if recipe.reward else ShapingConfig(),
             by_source={source: reward.shaping for source, reward in recipe.task.rewards.items()},
         ),
+        adds_verdicts=any(reward.adds_verdicts for reward in rewards),
         limits=limits,
         recovery=recipe.recovery,
         membership=make_membership_rules(recipe, is_simulated=stand_in is not None),

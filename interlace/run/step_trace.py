@@ -7,7 +7,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,19 +81,20 @@ def leave_out_of_stderr(start: bytes) -> Iterator[None]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    copier = threading.Thread(target=_copy_lines, args=(reading, stderr, start), name="stderr", daemon=True)
+    copier = threading.Thread(target=_copy_lines, args=(reading, os.dup(stderr), start), name="stderr", daemon=True)
     copier.start()
     try:
         yield
     finally:
         os.dup2(stderr, 2)  # closes the pipe, so that the thread ends unless a process has it
+        os.close(stderr)
         copier.join(timeout=1.0)
 
 
 def _copy_lines(reading: int, stderr: int, left_out: bytes) -> None:
     with open(reading, "rb") as lines, open(stderr, "wb", buffering=0) as copy:
-        for line in lines:
-            if not line.startswith(left_out):
+        for line in (line for line in lines if not line.startswith(left_out)):
+            with suppress(OSError):  # nothing reads the standard error, or its disk is full
                 copy.write(line)
 
 

@@ -180,8 +180,6 @@ def check_features(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     sampling = recipe.sampling
     if sampling.top_p < 1 or sampling.top_k or sampling.min_p:
         wanted["truncation"] = "sampling cuts tokens off. Leave top_p, top_k and min_p at their defaults"
-    if sampling.repetition_penalty != 1:
-        wanted["repetition_penalty"] = "sampling.repetition_penalty counts prompt and response. Leave it at its default"
     if 0 < sampling.temperature < LOW_TEMPERATURE:
         wanted["low_temperature"] = (
             f"sampling.temperature is {sampling.temperature:g}. Set it to {LOW_TEMPERATURE:g} or more, or to 0"

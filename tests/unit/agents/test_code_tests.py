@@ -46,6 +46,10 @@ for number in range(9):
     for value in ('3', 'None', 'True', '[3, 42, 0]'):
         if frame: print(frame.f_locals['mark'], number, '"' + value + '"', flush=True)
 """,
+    "a key of thousands of digits": FIND_FRAME
+    + """
+if frame: print(frame.f_locals['mark'], 0, '"{0x' + 4000 * 'f' + ': 3}"', flush=True)
+""",
     "objects of the process": """
 import gc
 for each in gc.get_objects():

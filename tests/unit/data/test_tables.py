@@ -120,6 +120,9 @@ def test_the_advice_for_a_file_that_is_not_utf8_fits_its_first_bytes(
 def test_empty_lines_before_the_header_of_a_csv_file_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf\r\n\r\nprompt,answer\r\n\r\nq,a\r\n")
     assert rows(tmp_path / "a.csv") == [{"prompt": "q", "answer": "a"}]
+    (tmp_path / "a.csv").write_text("\n\nprompt;answer\nq;a\n")
+    with pytest.raises(UserError, match=r"a\.csv:3: the header"):
+        rows(tmp_path / "a.csv")
 
 
 def test_a_folder_that_datasets_saved_and_one_of_splits(tmp_path: Path) -> None:

@@ -37,9 +37,18 @@ def test_accuracy_is_left_out_if_the_function_of_a_source_gives_numbers() -> Non
 
     numbers = make_samples("numbers", {"accuracy": 0.0}, {})
     verdicts = make_samples("verdicts", {"accuracy": 0.0}, {"accuracy": 1.0})
-    assert "reward/accuracy" not in _rewards(numbers)
+    assert "reward/accuracy" not in _rewards(numbers, adds_verdicts=True)
     by_episode = replace(make_samples("verdicts", {})[0], outcome=RewardResult(reward=0.5))
-    assert _rewards([*numbers, *verdicts, by_episode])["reward/accuracy"] == 0.5
+    assert _rewards([*numbers, *verdicts, by_episode], adds_verdicts=True)["reward/accuracy"] == 0.5
+
+
+def test_a_part_with_the_name_accuracy_may_be_absent_from_some_samples() -> None:
+    """A function of a sum that returned None for one row removed the metric of its part."""
+    samples = [
+        Sample(key=SampleKey(0, index), prompt=PROMPT, reward=0.5, reward_parts=parts)
+        for index, parts in enumerate(({"accuracy": 0.5, "form": 0.0}, {"form": 0.5}))
+    ]
+    assert _rewards(samples)["reward/accuracy"] == 0.5
 
 
 def make_call(start_s: float, *begun: TurnStart) -> EngineCall:

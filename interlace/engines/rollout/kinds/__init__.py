@@ -23,14 +23,11 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
     from interlace.models.size import ModelSize
 
-Feature: TypeAlias = Literal[
-    "raw_logprobs", "truncation", "repetition_penalty", "low_temperature", "kv_offload", "kv_use", "invariance"
-]
+Feature: TypeAlias = Literal["raw_logprobs", "truncation", "low_temperature", "kv_offload", "kv_use", "invariance"]
 """Abilities that only some engines have. raw_logprobs: the log-probs of the unmodified logits, in addition to the
-sampled ones. truncation: log-probs after top_p, top_k and min_p. repetition_penalty: a penalty of the tokens of prompt
-and response. low_temperature: temperatures above 0 and below LOW_TEMPERATURE. kv_offload: a KV cache that survives a
-change of hands. kv_use: a report of the KV cache's use in each step. invariance: a sample's bits do not depend on its
-batch."""
+sampled ones. truncation: log-probs after top_p, top_k and min_p. low_temperature: temperatures above 0 and below
+LOW_TEMPERATURE. kv_offload: a KV cache that survives a change of hands. kv_use: a report of the KV cache's use in each
+step. invariance: a sample's bits do not depend on its batch."""
 LOW_TEMPERATURE = 0.01
 """vLLM samples at this temperature if a request has a lower one above 0."""
 

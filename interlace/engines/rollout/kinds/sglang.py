@@ -28,7 +28,6 @@ class SGLangKind(ServedKind):
     lacks: ClassVar[Mapping[Feature, str]] = {
         **LACKS,
         "truncation": "its log-probs are from before top_p, top_k and min_p",
-        "repetition_penalty": "its repetition penalty leaves out the tokens of the prompt",
         "invariance": "its noise depends on where a request was resumed",
     }
     remark = "SGLang on GPUs: not run here, written against its source"
