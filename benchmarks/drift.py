@@ -179,7 +179,7 @@ def summarize(found: Mapping[str, tuple[Ran, Sequence[Ran]]]) -> str:
             best = max(static, key=lambda each: each.rates[place])
             share = auto.rates[place] / best.rates[place]
             lines.append(f"| {part.title} | {phase} | `{best.name}` | {best.rates[place]:,.0f} | {share:.2f} |")
-        told.append(textwrap.fill(_describe_run(part, auto, static), WIDTH))
+        told.append(textwrap.fill(_describe_run(part, auto, static), WIDTH, break_on_hyphens=False))
     return "\n".join(lines) + "\n\n" + "\n\n".join(told)
 
 
