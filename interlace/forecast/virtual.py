@@ -63,9 +63,10 @@ def make_offline_run(
 
 
 def _make_rows(prompts: PromptStream, length: RowLength, num_completions: int) -> Iterator[Sample]:
-    """Yields rows whose completions have the lengths of the profile. A pair has two, below one prompt."""
+    """Yields rows with prompts of their own and completions of the profile's lengths. A pair has two completions."""
     for number in itertools.count():
         prompt = next(prompts)
+        prompt = replace(prompt, token_ids=np.full_like(prompt.token_ids, number))
         lengths = [max(1, round(length(prompt, index))) for index in range(num_completions)]
         segments = tuple(Segment(token_ids=np.zeros(length, np.int32)) for length in lengths)
         yield Sample(key=SampleKey(number, 0), prompt=prompt, segments=segments)

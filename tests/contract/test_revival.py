@@ -147,8 +147,9 @@ def test_a_dead_group_gives_its_devices_to_another_and_gets_them_back() -> None:
         group = await launch(cluster, repeats=True)
         other = await launch(cluster, repeats=True, name="reference")
         before = await group.process()
+        ended = os.pidfd_open(before[0])  # before the end: the pool may remove the process at once
         os.kill(before[0], signal.SIGKILL)
-        select.select([os.pidfd_open(before[0])], [], [])
+        select.select([ended], [], [])
         assert len(await other.process()) == 2  # does not fit beside the first group, whose state it unloads
         assert cluster.lock.count_loaded_bytes(0) == 60
         assert not {*before} & {*await group.process()}

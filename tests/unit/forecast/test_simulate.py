@@ -78,7 +78,7 @@ def test_synchronous_presets_train_on_the_same_samples() -> None:
 
 
 def test_dynamic_sampling_and_failures_are_simulated_too() -> None:
-    profile = PROFILE.model_copy(update={"reward": RewardCosts(solve_spread=0.9, fail_share=0.05)})
+    profile = PROFILE.model_copy(update={"reward": RewardCosts(solve_spread=0.9, fail_share=0.2)})
     recipe = recipe_of("streamrl-async", "algorithm.drop_zero_variance=true")
     result = simulate(recipe, Simulation(profile=profile, num_devices=8))
     events = Counter(ended.event for ended in result.events)

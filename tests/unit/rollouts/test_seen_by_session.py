@@ -10,7 +10,7 @@ from interlace.core.errors import EpisodeFailedError, EpisodeLostError, RestartB
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.recovery import Cause
 from interlace.core.runs import Runs
-from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, FinishReason, Prompt, Sample, SampleKey
+from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, RETRY, FinishReason, Prompt, Sample, SampleKey
 from interlace.engines.rollout import NativeConfig
 from interlace.rollouts.base import Episode, Session, Turn
 from interlace.rollouts.generate import Player
@@ -123,7 +123,7 @@ def test_an_evaluation_begins_a_lost_episode_again(times: int, reward: float, fa
         player = Player(cluster, await OneEngine().pool(cluster, 1), episode, NO_LIMITS)
         [sample] = await player.play([(PROMPT, 0)], PARAMS)
         assert sample.outcome is not None and (sample.outcome.reward, sample.outcome.failure) == (reward, failure)
-        assert episode.attempts == [0, 1, 2] and sample.prompt.attempt == 0
+        assert episode.attempts == [0, RETRY, 2 * RETRY] and sample.prompt.attempt == 0
 
     asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))
 
