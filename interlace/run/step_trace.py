@@ -6,8 +6,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +41,7 @@ class TorchTracer:
     def _record(self) -> None:
         try:
             profiler = _make_profiler()
-            with leave_out_of_stderr(_UNUSED_CLIENT):
-                profiler.start()
+            profiler.start()
             self._started.set()
             self._stop.wait()
             profiler.stop()
@@ -59,43 +57,6 @@ class TorchTracer:
     def _raise(self) -> None:
         if self._error:
             raise self._error
-
-
-_UNUSED_CLIENT = b"ERROR: External init callback must run in same thread as registerClient"
-"""Beginning of the line that torch's profiler prints when it first starts on another thread than the one that imported
-torch. The callback is of traces that another process requests, which no run uses."""
-
-
-@contextmanager
-def leave_out_of_stderr(start: bytes) -> Iterator[None]:
-    """Leaves lines that begin with `start` out of this process's standard error during the block.
-
-    A pipe replaces the file descriptor, since C++ code writes to it. A thread copies all other lines. It continues
-    after the block for processes that were started during the block, which have the pipe as their standard error.
-    """
-    try:
-        stderr = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    reading, writing = os.pipe()
-    os.dup2(writing, 2)
-    os.close(writing)
-    copier = threading.Thread(target=_copy_lines, args=(reading, os.dup(stderr), start), name="stderr", daemon=True)
-    copier.start()
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)  # closes the pipe, so that the thread ends unless a process has it
-        os.close(stderr)
-        copier.join(timeout=1.0)
-
-
-def _copy_lines(reading: int, stderr: int, left_out: bytes) -> None:
-    with open(reading, "rb") as lines, open(stderr, "wb", buffering=0) as copy:
-        for line in (line for line in lines if not line.startswith(left_out)):
-            with suppress(OSError):  # nothing reads the standard error, or its disk is full
-                copy.write(line)
 
 
 def _make_profiler() -> "profile":
