@@ -35,10 +35,11 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     lease = ServerLease(seconds=float(seconds), record=Path(record), folder=Path(folder))
     with contextlib.suppress(OSError):
         lease.lock(within_s=LOCK_S)  # a run locks the folder briefly to check whether this process runs
+    guard = os.getpid()
     child = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: end_with_parent(signal.SIGKILL),  # noqa: PLW1509 - no threads
+        preexec_fn=lambda: end_with_guard(guard),  # noqa: PLW1509 - no threads
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     is_owned = threading.Event()
@@ -49,6 +50,13 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     if not is_owned.wait(CONNECT_S):  # a run that is connected needs the folder for another start
         remove_private_folder(lease.folder)
     return status
+
+
+def end_with_guard(guard: int) -> None:
+    """Makes this process, a child of the guard, end with it, and ends it if the guard has ended since its start."""
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != guard:  # the kernel sends no signal for an end before the request
+        os._exit(1)
 
 
 def _end_with_the_run(lease: ServerLease, is_owned: threading.Event) -> None:

@@ -106,6 +106,13 @@ def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
     assert not killed.folder.exists()
 
 
+def test_a_server_whose_guard_ended_while_it_started_ends() -> None:
+    """The kernel sends no signal for the end of a parent before the request, so the server stayed for ever."""
+    code = "from interlace.engines.rollout.services.guard import end_with_guard; end_with_guard(0); print('it runs')"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+
+
 def test_a_guard_that_a_signal_has_stopped_ends_after_its_run(tmp_path: Path, folder: Path) -> None:
     """It noticed nothing, so the server stayed for ever."""
     run, guard = start_run(tmp_path / "rollout-0.json", folder, 0.0)
