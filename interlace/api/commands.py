@@ -188,7 +188,7 @@ def plan(  # house: the options of the command
     from interlace.cli.plan import plan_recipe
     from interlace.forecast.plan import split_settings
 
-    settings, changes = split_settings(list(list_overrides(overrides)), max_staleness, market=market)
+    settings, changes = split_settings(list_overrides(overrides), max_staleness, market=market)
     found = plan_recipe(
         recipe_name(recipe), changes, settings, devices=None if devices is None else str(devices), profile=profile,
         probe=probe, quiet=quiet,
@@ -226,7 +226,7 @@ def profile(
     disable_progress_bars()
     path = writable(Path(out).expanduser(), "--out")
     spec = str(recipe.folder) if isinstance(recipe, TrainedRun) else recipe_name(recipe)
-    found = make_profile(spec, list(list_overrides(overrides)), budget_s=budget, roofline=roofline, quiet=quiet).profile
+    found = make_profile(spec, list_overrides(overrides), budget_s=budget, roofline=roofline, quiet=quiet).profile
     write_atomic(path, found.model_dump_json(indent=1) + "\n")
     return found
 
@@ -247,9 +247,8 @@ def evaluate(
     """
     spec, chosen = find_checkpoint(run_or_model, checkpoint)
     given = None if recipe is None else recipe_name(recipe)
-    return evaluate_spec(spec, given, list_overrides(overrides), Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[
-        1
-    ]
+    changes = list_overrides(overrides)
+    return evaluate_spec(spec, given, changes, Console(quiet=quiet), quiet=quiet, checkpoint=chosen)[1]
 
 
 @for_python

@@ -96,6 +96,11 @@ class Prompt:
     """Name of the prompt's source in a mixture, or of its held-out set. Empty if the task has one source."""
 
 
+def renew_attempt(prompt: Prompt) -> Prompt:
+    """Returns the prompt of the sample's next attempt, whose samples have other noise."""
+    return replace(prompt, attempt=prompt.attempt + RETRY)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
     """One sequence for a rollout engine, new or resumed. The lists `generated_*` have one entry per generated token."""

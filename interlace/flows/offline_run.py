@@ -161,10 +161,10 @@ def exchange_prompts(samples: Sequence[Sample], context: int | None) -> list[Sam
     If all rows have the same prompt, the result is empty.
     context: tokens of a prompt with one completion. The end of a longer completion is left out. None for no limit.
     """
-    found = []
+    found, num_samples = [], len(samples)
     for place, sample in enumerate(samples):
         ids = sample.prompt.token_ids
-        others = (*samples[place + 1 :], *samples[:place])
+        others = (samples[(place + distance) % num_samples] for distance in range(1, num_samples))
         other = next((each for each in others if not np.array_equal(each.prompt.token_ids, ids)), None)
         if other is not None:
             found.append(replace(sample, prompt=other.prompt, segments=_cut_segments(sample, other, context)))

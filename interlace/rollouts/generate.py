@@ -20,7 +20,6 @@ from interlace.core.payload import PayloadStore, StoredSegments, StoredText
 from interlace.core.recovery import Cause, SampleFailure, cause_of
 from interlace.core.types import (
     NO_GROUP,
-    RETRY,
     Prompt,
     Request,
     Response,
@@ -30,6 +29,7 @@ from interlace.core.types import (
     SamplingParams,
     Segment,
     TerminalEvent,
+    renew_attempt,
 )
 from interlace.rewards.base import describe_error, whole
 from interlace.rewards.config import TAKEN
@@ -256,7 +256,7 @@ def _sample_after_loss(sample: Sample, error: EpisodeLostError) -> Sample:
     """Returns the sample that begins again after the loss of its episode: with other noise if a simulator failed."""
     if isinstance(error, EpisodeProcessLostError):
         return sample
-    return replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + RETRY))
+    return replace(sample, prompt=renew_attempt(sample.prompt))
 
 
 async def run_episode(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:

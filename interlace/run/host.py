@@ -28,7 +28,7 @@ from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.rollouts.membership import MembershipRules
 from interlace.rollouts.role_groups import EnvGroup, RolloutGroup
 from interlace.rollouts.session import NO_LIMITS, SessionLimits
-from interlace.run.recipe.config import Recipe, algorithm_of
+from interlace.run.recipe.config import Recipe, algorithm_of, list_rewards
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.state import RunState
 from interlace.runtime.cluster import Cluster
@@ -152,7 +152,6 @@ async def host(
     episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
     envs = envs_of(cluster, recipe, groups.env)
     limits = replace(limits, simulators=envs)
-    rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
     settings = LoopSettings(
         sampling=sampling,
         counts=envs.metrics if envs else Metrics,
@@ -160,7 +159,7 @@ async def host(
             default=recipe.reward.shaping if recipe.reward else ShapingConfig(),
             by_source={source: reward.shaping for source, reward in recipe.task.rewards.items()},
         ),
-        adds_verdicts=any(reward.adds_verdicts for reward in rewards),
+        adds_verdicts=any(reward.adds_verdicts for reward in list_rewards(recipe)),
         limits=limits,
         recovery=recipe.recovery,
         membership=make_membership_rules(recipe, is_simulated=stand_in is not None),

@@ -17,7 +17,7 @@ from interlace.rewards.given import is_given, loaded_name
 from interlace.run.program_data import ColumnMap, TaskWriter, read_columns
 from interlace.run.program_model import is_model, save_model_object
 from interlace.run.program_reward import reward_section
-from interlace.run.recipe.config import SHORT, Recipe, is_offline
+from interlace.run.recipe.config import SHORT, Recipe, is_offline, list_rewards
 from interlace.run.recipe.load import adapt_to_rows, load_recipe, merge_sections
 
 Section: TypeAlias = Config | Mapping[str, object]
@@ -164,7 +164,7 @@ class Sections:
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
             raise UserError(explain(Recipe, error, "interlace.train")) from None
-        rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
+        rewards = list_rewards(recipe)
         if any(map(is_given, rewards)) and recipe.cluster.backend != "local":
             raise UserError(
                 f"cluster={recipe.cluster.backend}: the reward is a function of this program alone, which other "

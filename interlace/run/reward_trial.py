@@ -8,7 +8,7 @@ from interlace.core.types import Prompt
 from interlace.observe.run_folder import RunFolder
 from interlace.rewards.config import reward_names
 from interlace.rewards.scorer import try_reward
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, list_rewards
 from interlace.run.recipe.prompts import recipe_prompts
 
 
@@ -26,7 +26,7 @@ def try_before_replacing(recipe: Recipe, root: Path, name: str | None) -> None:
     Without this, the earlier run would be deleted before the mistake is found. Must not be called while an event loop
     runs. Raises UserError if a value is not a reward.
     """
-    rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
+    rewards = list_rewards(recipe)
     if name is None or not RunFolder.named(root, name).config.exists():
         return
     if not any(":" in each for reward in rewards for each in reward_names(reward)):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from interlace.core.errors import InterlaceError
 from interlace.core.recovery import LOST_CONTENT, Breaker, Cause, RecoveryConfig, SampleFailure
-from interlace.core.types import RETRY, Metrics, Sample, SampleKey
+from interlace.core.types import Metrics, Sample, SampleKey, renew_attempt
 from interlace.observe.notes import Notes
 from interlace.rollouts.stream import ADMITTED
 from interlace.runtime.channel import is_counted
@@ -68,7 +68,7 @@ class Redraws:
         sample = self._admission.channel.record(key)
         again = Sample(key=key, prompt=sample.prompt)
         if not failure.is_loss:
-            again = replace(again, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + RETRY))
+            again = replace(again, prompt=renew_attempt(sample.prompt))
         self._cluster.timeline.drop_tokens(sample.num_sampled)
         self._admission.reopen(again, ADMITTED)
         if is_paused:

@@ -117,11 +117,16 @@ def _share_scorers(costs: RewardCosts, factor: int) -> RewardCosts:
     """Returns the costs with a share of the scorers. If their number is no multiple of `factor`, they are slower or
     faster, so that all samples of a step take as long.
     """
-    workers = max(1, costs.workers // factor)
-    slower = workers * factor / costs.workers
+    workers, slower = _divide_pool(costs.workers, factor)
     return costs.model_copy(
         update={"workers": workers, "median_s": costs.median_s * slower, "max_s": costs.max_s * slower}
     )
+
+
+def _divide_pool(size: int, factor: int) -> tuple[int, float]:
+    """Returns the size of a share of a pool, and how many times as long each of its workers takes."""
+    share = max(1, size // factor)
+    return share, share * factor / size
 
 
 def _is_per_step(granule: Granule | Share) -> bool:
@@ -158,11 +163,10 @@ def _share_simulators(costs: EnvCosts, factor: int, *, on_host: bool) -> EnvCost
     the host are slower or faster, so that all episodes of a step take as long. Processes that are counted per device
     need no change.
     """
-    processes = max(1, costs.host_processes // factor)
+    processes, slower = _divide_pool(costs.host_processes, factor)
     fewer = costs.model_copy(update={"host_processes": processes})
     if costs.processes_per_device or not on_host:
         return fewer
-    slower = processes * factor / costs.host_processes
     chunks = tuple((count, seconds * slower) for count, seconds in costs.chunks)
     return fewer.model_copy(update={"chunks": chunks, "reset_s": costs.reset_s * slower})
 

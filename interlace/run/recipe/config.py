@@ -324,6 +324,11 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     return AlgorithmBySource(_create(recipe.algorithm), found)
 
 
+def list_rewards(recipe: Recipe) -> list[RewardConfig]:
+    """Returns the rewards of single sources, and the recipe's own if it has one."""
+    return [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
+
+
 def is_offline(recipe: Recipe) -> bool:
     """Returns whether the recipe trains on given rows, without a policy that generates."""
     return algorithm_of(recipe).rows is not None

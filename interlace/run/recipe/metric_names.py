@@ -8,7 +8,7 @@ from pathlib import Path
 from interlace.core.errors import UserError, nearest
 from interlace.core.yaml_text import parse_yaml
 from interlace.observe.best import EVALUATION
-from interlace.run.recipe.config import Recipe
+from interlace.run.recipe.config import Recipe, list_rewards
 
 METRICS = Path(__file__).parents[2] / "observe" / "metrics.yaml"
 """Meanings of the metrics, in families."""
@@ -62,7 +62,7 @@ def _suggest(name: str, known: list[str]) -> str:
 
 def _has_own_code(recipe: Recipe) -> bool:
     """Returns whether a part that may log metrics is a class or function that is not of this package."""
-    rewards = [*recipe.task.rewards.values(), *([recipe.reward] if recipe.reward else [])]
+    rewards = list_rewards(recipe)
     episodes = [recipe.episode, *recipe.episode.others.values()]
     algorithms = [recipe.algorithm, *(each.algorithm for each in recipe.task.mixture if each.algorithm)]
     names = [*(each.name for each in algorithms), recipe.rollout.engine, *(each.name for each in episodes)]

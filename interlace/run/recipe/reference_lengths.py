@@ -13,7 +13,7 @@ from interlace.run.recipe.config import Recipe
 
 def shortest_context(recipe: Recipe) -> int | None:
     """Returns the tokens that the policy and all models of the reference can read; None if no model has a limit."""
-    found = [_find_context(model) for model in (recipe.model, *_list_models(recipe))]
+    found = [_find_context(recipe.model), *(context for _, context in _list_contexts(recipe))]
     return min((context for context in found if context is not None), default=None)
 
 
@@ -37,8 +37,7 @@ def check_reference_lengths(recipe: Recipe, longest: int) -> None:
     reference = recipe.reference
     if reference.is_initial_policy or reference.service is not None or reference.align == "text":
         return
-    for model in _list_models(recipe):
-        context = _find_context(model)
+    for model, context in _list_contexts(recipe):
         if context is not None and longest > context:
             added = "with reference.context, " if recipe.reference.context else ""
             limit = "sampling.max_new_tokens" if recipe.episode.is_single_turn else "rollout.max_tokens"
@@ -49,10 +48,11 @@ def check_reference_lengths(recipe: Recipe, longest: int) -> None:
             )
 
 
-def _list_models(recipe: Recipe) -> list[ModelConfig]:
-    """Lists the models of the reference that read tokens alone."""
+def _list_contexts(recipe: Recipe) -> list[tuple[ModelConfig, int | None]]:
+    """Lists the models of the reference that read tokens alone, with the tokens that each can read."""
     models = [recipe.reference.model or recipe.model, *recipe.reference.ensemble]
-    return [model for model in models if action_tokens(empty_model(model).config) is None]
+    configs = [(model, empty_model(model).config) for model in models]
+    return [(model, context_length(config)) for model, config in configs if action_tokens(config) is None]
 
 
 def _find_context(model: ModelConfig) -> int | None:
