@@ -61,7 +61,6 @@ def test_a_script_gets_through_whether_its_requests_wait_or_are_turned_away(
     monkeypatch.setattr(ServerMetrics, "observe", observed)
     monkeypatch.setattr(GenerateStage, "generate", generated)
     monkeypatch.setattr(EngineDriver, "update_weights", updated)
-    NEWEST[0] = 0
     settings = [
         "steps=4", f"prompts_per_step={PROMPTS}", "samples_per_prompt=2", "minibatches=1", "warmup=null",
         "task.reasoning_gym.train_size=32", "task.reasoning_gym.heldout_size=4", "logging.loggers=[]", "eval_every=0",
@@ -69,6 +68,11 @@ def test_a_script_gets_through_whether_its_requests_wait_or_are_turned_away(
         f"episode.drain_patience_s={patience_s}", f"episode.function={__name__}:asks_until_weights_change",
         "episode.max_turns=1000", "episode.shown_tools=[]",
     ]  # fmt: skip
-    assert run_recipe("program", tmp_path, "drain", settings).done_steps == 4
-    assert all(line["samples/trained"] == 4 and not line["samples/failed"] for line in metrics(tmp_path, "drain"))
+    for run in range(1 if patience_s else 5):  # a request may miss the drain of every publication of a run
+        NEWEST[0] = 0
+        assert run_recipe("program", tmp_path, f"drain-{run}", settings).done_steps == 4
+        lines = metrics(tmp_path, f"drain-{run}")
+        assert all(line["samples/trained"] == 4 and not line["samples/failed"] for line in lines)
+        if 503 in statuses:
+            break
     assert set(statuses) == ({200, 503} if patience_s == 0 else {200})
