@@ -184,7 +184,7 @@ TWO_RANKS = ("actor.ranks=2",)
 FAULTS = [
     *(
         Fault(name=f"kill -9 of a synchronous run at {at.rstrip('/')}", check=driver_dies(at))
-        for at in ("step 3/", "step 4/", "step 5/", "step 6/")
+        for at in ("step 4/", "step 5/", "step 6/", "step 7/")
     ),
     *(
         Fault(name=f"kill -9 under {preset} at {at.rstrip('/')}", check=driver_dies_with_stale_samples(preset, at, k))
