@@ -337,12 +337,29 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
             f"{what} {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
             f"random: is this the whole model, {whole}?"
         )
+    if unread := sorted(_find_unread_weights(model, loaded[1]["unexpected_keys"])):
+        raise UserError(
+            f"{what} {config.path!r} has {len(unread)} weights for layers that have none by its config.json, such as "
+            f"{unread[0]}, which would be left out. Correct config.json (attention_bias, mlp_bias or model_type), or "
+            "take both of one model."
+        )
     if beyond := sorted(_find_further_weights(model, loaded[1]["unexpected_keys"])):
         raise UserError(
             f"{what} {config.path!r} has {len(beyond)} weights of more layers than its config.json says, such as "
             f"{beyond[0]}, which would be left out. They do not belong together: take both of one model."
         )
     return model
+
+
+def _find_unread_weights(model: "PreTrainedModel", unused: Iterable[str]) -> list[str]:
+    """Returns the unused weights, such as biases, of layers that the model has without them."""
+    absent = {
+        f"{layer}.{name}"
+        for layer, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is None
+    }
+    return [name for name in unused if name in absent]
 
 
 def _find_further_weights(model: "PreTrainedModel", unused: Iterable[str]) -> list[str]:

@@ -20,8 +20,8 @@ class WeightsConfig(Config):
     cluster. Other values: the name of a module in weights/transports, or your class as package.module:Name."""
     codec: str = "raw"
     """raw: the served bits. cast: half the bytes, rounded to bfloat16. int8: a quarter of the bytes, rounded by rows.
-    delta: positions and new values of the changes since the previous version, without loss. Other values: your class as
-    package.module:Name."""
+    Both leave out tensors that transformers keeps in float32, such as the bias of a router. delta: positions and new
+    values of the changes since the previous version, without loss. Other values: your class as package.module:Name."""
     adapter: Literal["merged", "alone"] = "merged"
     """Content of a version if an adapter is trained (actor.lora). merged: all weights, with the adapter merged.
     alone: only the adapter's factors; each engine adds them to the base that it loaded."""

@@ -80,6 +80,8 @@ class Shard(NamedTuple):
     dtype: str
     """Name of the dtype in torch."""
     box: Box
+    is_exact: bool = False
+    """True for a tensor that no codec may round, such as the bias of a router."""
 
     @property
     def num_bytes(self) -> int:
@@ -140,7 +142,7 @@ def make_plan(writers: Side, readers: Side) -> TransferPlan:
     held: dict[str, list[tuple[int, Box]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for rank, shards in enumerate(writers):
-        for name, shape, _, box in shards:
+        for name, shape, _, box, _ in shards:
             if name in held:
                 held[name].append((rank, box))
             else:
@@ -158,7 +160,7 @@ def make_plan(writers: Side, readers: Side) -> TransferPlan:
     for shards in readers:
         deliveries = []
         for shard in shards:
-            name, shape, _, box = shard
+            name, shape, _, box, _ = shard
             if shapes.get(name) != shape:
                 raise _make_shape_error(shard, shapes)
             grid = grid_of[name]
@@ -261,7 +263,7 @@ def _hash_layouts(grid_of: dict[str, _Grid], readers: Side) -> str:
     boxes: dict[Box, int] = {}
     for shards in readers:
         lines.append("reader")
-        lines += [f"{name} {dtype} {boxes.setdefault(box, len(boxes))}" for name, _, dtype, box in shards]
+        lines += [f"{name} {dtype} {boxes.setdefault(box, len(boxes))}" for name, _, dtype, box, _ in shards]
     return hashlib.sha256("\n".join([*lines, repr([*boxes])]).encode()).hexdigest()
 
 

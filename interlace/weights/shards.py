@@ -31,12 +31,15 @@ def shards_of(
 ) -> tuple[Shard, ...]:
     """Describes a rank's part of tensors. served: dtype in which floats are served. If None, their dtype is kept.
 
-    exact: names of tensors whose dtype is kept in any case.
+    exact: names of tensors whose dtype is kept in any case, and that no codec rounds.
     """
-    return tuple(
-        Shard(name, tuple(tensor.shape), _type_name(tensor, None if name in exact else served), box_of(tensor))
-        for name, tensor in tensors.items()
-    )
+
+    def describe(name: str, tensor: Tensor) -> Shard:
+        is_exact = name in exact
+        dtype = _type_name(tensor, None if is_exact else served)
+        return Shard(name, tuple(tensor.shape), dtype, box_of(tensor), is_exact)
+
+    return tuple(describe(name, tensor) for name, tensor in tensors.items())
 
 
 def box_of(tensor: Tensor) -> Box:

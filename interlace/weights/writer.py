@@ -62,7 +62,7 @@ class WeightWriter:
 
         copy: the version must not change afterwards, even if the tensors do. stays: the tensors never change. served:
         dtype in which floats are served. If None, their dtype is kept. exact: names of tensors whose dtype is kept in
-        any case. adapter: base of the tensors, if these are the factors of an adapter.
+        any case, and that no codec rounds. adapter: base of the tensors, if these are the factors of an adapter.
         """
         start_s = time.perf_counter()
         shards = shards_of(tensors, served, exact)

@@ -89,8 +89,14 @@ class Limits:
                 f"{what}: the prompt and its {len(request.query_ids)} queries are longer than the model's context of "
                 f"{self.context}. Shorten the prompt."
             )
+        params = request.params
+        if self.needs_queries and (reshapes_logits(params) or truncates(params) or params.raw_logprobs):
+            raise UserError(
+                f"{what}: the model answers in numbers, which take no sampling parameter beyond temperature. Remove "
+                "top_p, top_k, min_p, penalties, logit_bias and raw_logprobs."
+            )
         if request.guide is not None:
-            self._check_guide(request, request.guide, what)
+            self._check_guide(request.guide, what)
         if request.inputs is None:
             return
         if self.reads is None:
@@ -98,7 +104,7 @@ class Limits:
         if fault := _find_fault(request, request.inputs, self.reads):
             raise UserError(f"{what}: {fault}")
 
-    def _check_guide(self, request: Request, guide: Guide, what: str) -> None:
+    def _check_guide(self, guide: Guide, what: str) -> None:
         if self.guide_shape is None:
             raise UserError(f"{what}: it has a guide, which only a flow-matching head follows. Remove it.")
         shapes = (guide.numbers.shape, guide.weights.shape)
@@ -107,9 +113,6 @@ class Limits:
                 f"{what}: its guide has the shapes {list(shapes[0])} and {list(shapes[1])}, and a chunk of the model "
                 f"is {list(self.guide_shape)}."
             )
-        params = request.params
-        if reshapes_logits(params) or truncates(params) or params.raw_logprobs:
-            raise UserError(f"{what}: an answer with a guide takes no sampling parameter beyond temperature.")
 
 
 def _find_fault(request: Request, inputs: Inputs, reads: InputEmbedding) -> str | None:

@@ -133,7 +133,7 @@ class TrainEngine(TrainedEngine):
             return writer.write(version, self._adapter.tensors, copy=copy, adapter=self._adapter.base)
         stays = self._adapter is not None  # with an adapter, weights never change, and merged tensors are new
         served, weights = getattr(torch, self.config.served_dtype), self._own_weights()
-        exact = list_exact_names(self.model, weights, served)
+        exact = list_exact_names(self.model, weights, torch.bfloat16)  # Codecs round float32 to bfloat16 or less.
         return writer.write(version, weights, copy=copy, stays=stays, served=served, exact=exact)
 
     def _own_weights(self) -> Mapping[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from interlace.weights.codecs.raw import Raw
 from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import Shard
 
 _ROUNDED = ("float32", "float64")
 
@@ -11,9 +12,9 @@ class Cast(Raw):
 
     name = "cast"
 
-    def wire_dtype(self, dtype: str) -> str:
-        """Returns bfloat16 for wider floats; other dtypes stay unchanged."""
-        return "bfloat16" if dtype in _ROUNDED else dtype
+    def wire_dtype(self, shard: Shard) -> str:
+        """Returns bfloat16 for wider floats; exact shards and other dtypes stay unchanged."""
+        return "bfloat16" if shard.dtype in _ROUNDED and not shard.is_exact else shard.dtype
 
 
 def encoder(config: WeightsConfig) -> Cast:  # noqa: ARG001 - it has no settings

@@ -18,8 +18,8 @@ LARGEST = 127
 
 
 def is_rounded(shard: Shard) -> bool:
-    """Returns True for tensors that are rounded: float matrices. Vectors and other dtypes stay unchanged."""
-    return len(shard.shape) >= 2 and "float" in shard.dtype
+    """Returns True for tensors that are rounded: float matrices, except for exact ones. Others stay unchanged."""
+    return len(shard.shape) >= 2 and "float" in shard.dtype and not shard.is_exact
 
 
 class Int8(PartEncoder, PartDecoder):

@@ -57,6 +57,16 @@ def test_a_request_without_query_tokens_is_refused_because_its_numbers_are_no_to
         engine.submit(replace(request(model, tokenizer, 0), params=params, query_ids=()))
 
 
+@pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"presence_penalty": 0.5}, {"raw_logprobs": True}])
+def test_a_request_whose_parameters_are_for_a_vocabulary_is_refused(setting: dict[str, object]) -> None:
+    """Mean and standard deviation were read as the logits of two tokens: all numbers were 0."""
+    model, tokenizer = build_tiny_vla(SHAPE, seed=3)
+    engine = NativeEngine(model.eval(), config=NativeConfig(max_running=16, max_tokens=2048))
+    params = SamplingParams.parse({"max_new_tokens": 6, **setting})
+    with pytest.raises(UserError, match="no sampling parameter beyond temperature"):
+        engine.submit(replace(request(model, tokenizer, 0), params=params))
+
+
 def test_it_is_the_normal_distribution() -> None:
     outputs = torch.tensor([[0.3, -0.7]]).repeat(4000, 1)
     uniform = (np.arange(4000) + 0.5) / 4000

@@ -153,6 +153,16 @@ def test_weights_of_more_layers_than_the_configuration_says_are_not_left_out(fol
     )
 
 
+def test_biases_that_the_configuration_leaves_out_are_not_left_out(folder: Path) -> None:
+    config = LlamaConfig.from_pretrained(folder, attention_bias=True)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    load_model(ModelConfig(path=str(folder)))
+    edit(folder / "config.json", attention_bias=False)
+    assert "has 12 weights for layers that have none by its config.json, such as model.layers.0.self_attn.k_proj" in (
+        refusal(folder, only_load=True)
+    )
+
+
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a"])
 def test_weights_that_were_not_fetched(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)

@@ -102,6 +102,15 @@ def test_cast_halves_float32_and_int8_rounds_by_row(tmp_path: Path, transport: s
         assert ((found[name] - given[name]).abs() <= step * 0.501).all()
 
 
+@pytest.mark.parametrize("codec", ["cast", "int8"])
+def test_codecs_that_round_leave_out_exact_tensors(tmp_path: Path, codec: str) -> None:
+    given = weights(2, torch.float32)
+    with ends(tmp_path, "object_store", codec) as (writer, reader):
+        found = taken(reader, publish(writer, 1, given, served=torch.bfloat16, exact={"experts", "scale"}))
+    assert torch.equal(found["experts"], given["experts"]) and torch.equal(found["scale"], given["scale"])
+    assert found["embed"].dtype == torch.bfloat16
+
+
 def stepped(tensors: Mapping[str, Tensor], version: int, share: float) -> dict[str, Tensor]:
     made = torch.Generator().manual_seed(100 + version)
     return {

@@ -53,11 +53,12 @@ class VersionFolders:
         folder = self._next_path()
         folder.mkdir()
         self._written.append(folder)
+        held = dict(tensors)  # A tensor that is made when it is read would leave its address to the next one.
         once: dict[object, str] = {}
-        for name, tensor in tensors.items():
-            once.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+        for name, tensor in held.items():
+            once.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name)
         try:
-            _write_tensors(folder / NAME, {name: tensors[name] for name in once.values()})
+            _write_tensors(folder / NAME, {name: held[name] for name in once.values()})
             if config is not None:
                 shutil.copy2(config / "config.json", folder / "config.json")
         except Exception as error:

@@ -16,8 +16,9 @@ from interlace.engines.train import (
     sft_loss,
 )
 from interlace.engines.train.export import list_named_weights
+from interlace.weights.config import WeightsConfig
 from interlace.weights.reader import WeightReader
-from interlace.weights.ref import WeightRef
+from interlace.weights.ref import Route, WeightRef
 from interlace.weights.writer import WeightWriter
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
@@ -53,7 +54,8 @@ def test_a_saved_model_is_loaded_in_its_own_type(tmp_path: Path, policy: torch.d
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").dtype == critic
 
 
-def test_weights_that_transformers_keeps_in_float32_are_published_in_float32() -> None:
+@pytest.mark.parametrize(("served", "codec"), [("bfloat16", "raw"), ("float32", "cast")])
+def test_weights_that_transformers_keeps_in_float32_are_published_in_float32(served: str, codec: str) -> None:
     """They choose experts: rounded to bfloat16, other experts would draw the tokens than are trained."""
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 0}
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -61,9 +63,12 @@ def test_weights_that_transformers_keeps_in_float32_are_published_in_float32() -
     model = AutoModelForCausalLM.from_config(config)
     bias = model.get_buffer("model.layers.0.mlp.gate.e_score_correction_bias")
     bias.copy_(8 + torch.arange(4) / 300)
-    trained = TrainConfig(served_dtype="bfloat16")
+    trained = TrainConfig(served_dtype=served)  # type: ignore[arg-type]
     engine = TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(), config=trained)
-    part = engine.write_weights(WeightWriter(), 1, copy=True)
+    writer = WeightWriter(Route(transport="alias", config=WeightsConfig(codec=codec)))
+    norm = engine.model.model.norm.weight.detach()
+    norm.add_(1e-4)
+    part = engine.write_weights(writer, 1, copy=True)
     with WeightReader().open(WeightRef(version=1, parts=(part,))) as found:
         assert torch.equal(found["model.layers.0.mlp.gate.e_score_correction_bias"], bias)
-        assert found["model.norm.weight"].dtype == torch.bfloat16
+        assert torch.equal(found["model.norm.weight"].float(), norm.bfloat16().float())

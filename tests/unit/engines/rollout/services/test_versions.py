@@ -194,6 +194,16 @@ def test_tensors_of_every_type_are_written_for_a_server() -> None:
         folders.close()
 
 
+def test_a_version_whose_tensors_are_made_when_they_are_read_is_written_whole(tmp_path: Path) -> None:
+    """A tensor at the address of one that was freed counted as tied to it, and was left out."""
+    given = {f"layers.{place}.weight": torch.full((64, 64), float(place)) for place in range(8)}
+    folders = VersionFolders()
+    with trainer(tmp_path, "object_store", "cast") as writer, WeightReader().open(publish(writer, 1, given)) as read:
+        found = dict(SavedWeights(folders.write(read, None)))
+        folders.close()
+    assert found.keys() == given.keys() and all(torch.equal(found[name], given[name]) for name in given)
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists the mapped files of Linux")
 def test_a_server_serves_from_the_folder_that_the_run_wrote_for_it(tmp_path: Path, start: Callable[[], Server]) -> None:
     """A copy delayed the running requests. The files of another folder may be written over, so they are copied."""
