@@ -19,7 +19,8 @@ class WeightsConfig(Config):
     """auto: `alias` within one process, `shared_memory` on one machine, `object_store` between machines of a Ray
     cluster. Other values: the name of a module in weights/transports, or your class as package.module:Name."""
     codec: str = "raw"
-    """raw: the served bits. cast: half the bytes, rounded to bfloat16. int8: a quarter of the bytes, rounded by rows.
+    """raw: the served bits. cast: half the bytes, rounded to bfloat16, except tensors that a model in
+    16 bits keeps in float32. int8: a quarter of the bytes, rounded by rows.
     delta: positions and new values of the changes since the previous version, without loss. Other values: your class as
     package.module:Name."""
     adapter: Literal["merged", "alone"] = "merged"

@@ -19,12 +19,8 @@ class Raw(PartEncoder, PartDecoder):
     name = "raw"
 
     def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:  # noqa: ARG002
-        entries = {shard.name: TensorEntry(self.wire_dtype(shard.dtype), shard.box.size) for shard in shards}
+        entries = {shard.name: TensorEntry(shard.dtype, shard.box.size) for shard in shards}
         return Parcel(entries=entries, tensors=tensors, codec=self.name, shards=shards)
-
-    def wire_dtype(self, dtype: str) -> str:
-        """Returns the dtype in which tensors of a dtype are sent."""
-        return dtype
 
     def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
         return [Piece(shard.name, None if box == shard.box else box.within(shard.box))]

@@ -102,6 +102,14 @@ def test_cast_halves_float32_and_int8_rounds_by_row(tmp_path: Path, transport: s
         assert ((found[name] - given[name]).abs() <= step * 0.501).all()
 
 
+def test_cast_keeps_the_tensors_that_a_model_in_16_bits_keeps_in_float32(tmp_path: Path) -> None:
+    """An engine that rounds the bias of a router chooses other experts than the trainer."""
+    given = weights(2, torch.float32)
+    with ends(tmp_path, "alias", "cast") as (writer, reader):
+        found = taken(reader, publish(writer, 2, given, served=torch.bfloat16, exact=("bias",)))
+    assert torch.equal(found["bias"], given["bias"]) and found["embed"].dtype == torch.bfloat16
+
+
 def stepped(tensors: Mapping[str, Tensor], version: int, share: float) -> dict[str, Tensor]:
     made = torch.Generator().manual_seed(100 + version)
     return {
