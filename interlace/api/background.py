@@ -1,6 +1,7 @@
 """A server in a thread of the program."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from pathlib import Path
@@ -24,6 +25,8 @@ class Server:
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: queue.SimpleQueue[Serving | BaseException] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        """Error that ended the server."""
         self._thread = threading.Thread(target=self._serve_model, args=(source, options), name="server", daemon=True)
         self._thread.start()
         found = self._started.get()
@@ -32,10 +35,14 @@ class Server:
         self.url, self.api_key, self.admin_key = found.url, found.api_key, found.admin_key
 
     def stop(self) -> None:
-        """Ends the server and returns when it has ended."""
+        """Ends the server and returns when it has ended. Raises the error that has ended it before."""
         if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # its loop has closed
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _serve_model(self, source: Recipe | Path, options: ServeOptions) -> None:
         try:
@@ -44,7 +51,8 @@ class Server:
             elif isinstance(source, Recipe):
                 serve_model(source, options, on_ready=self._on_ready, stop=self._stop)
             self._started.put(InterlaceError("the server ended before it listened."))
-        except BaseException as error:  # noqa: BLE001 - the constructor raises it again
+        except BaseException as error:  # noqa: BLE001 - the constructor or stop() raises it again
+            self._failure = error
             self._started.put(error)
 
     def _on_ready(self, serving: Serving) -> None:
@@ -54,7 +62,9 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # the error of the block is shown
+            self._failure = None
         self.stop()
 
     def __repr__(self) -> str:

@@ -169,10 +169,6 @@ def _open_fresh_run(
     with rows_by_place(asked.run.sections.rows):
         recipe, planner = outside_of_loops(partial(plan_at_start, recipe, console, held))
         derived = check_recipe(recipe)
-    if overwrite:
-        from interlace.run.reward_trial import try_before_replacing
-
-        outside_of_loops(partial(try_before_replacing, recipe, asked.root, asked.name))
     for notice in list_prompt_notices(recipe, derived):
         say(console, notice)
     return recipe, open_run(asked.root, asked.name, asked.stem, overwrite=overwrite, held=held), planner

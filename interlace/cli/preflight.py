@@ -102,7 +102,9 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 def complete_run(incomplete: str) -> list[str]:
     """Returns the runs of this folder that begin with a text."""
-    names = [path.name for path in sorted(ROOT.iterdir()) if path.is_dir()] if ROOT.is_dir() else []
+    names = (
+        [path.name for path in sorted(ROOT.iterdir()) if path.is_dir() and path.name[0] != "."] if ROOT.is_dir() else []
+    )
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import RecipeArgument, say, settings_argument
-from interlace.core.processes import adopt_orphans, end_with_parent, kill_processes, list_children, read_command
+from interlace.core.processes import adopt_orphans, end_with, kill_processes, list_children, read_command
 from interlace.observe.run_folder import ROOT, RunFolder, claim_name, latest_name
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -90,7 +90,12 @@ def _run_process(arguments: Sequence[str], stopped: list[int]) -> int:
     adopt_orphans()  # if the command is killed, its own processes become children of this one
     # A separate session gets each signal once: from here, and not from the terminal or a scheduler, too.
     command = [sys.executable, "-m", "interlace", *arguments]
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent)  # noqa: PLW1509 - no threads
+    supervisor = os.getpid()
+    process = subprocess.Popen(
+        command,
+        start_new_session=True,
+        preexec_fn=lambda: end_with(supervisor, signal.SIGTERM),  # noqa: PLW1509 - no threads
+    )
 
     def forward(number: int) -> None:
         stopped.append(number)
@@ -154,8 +159,3 @@ def _received_signals(receive: Callable[[int], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent() -> None:
-    """Makes the kernel ask this process to stop if the supervisor dies."""
-    end_with_parent(signal.SIGTERM)

@@ -107,10 +107,6 @@ def _open_fresh_run(
 
     settings, planner = plan_at_start(settings, console, held)
     derived = check_recipe(settings)
-    if overwrite:
-        from interlace.run.reward_trial import try_before_replacing
-
-        try_before_replacing(settings, ROOT, name)
     folder = open_run(ROOT, name, Path(spec).stem, overwrite=overwrite, held=held)
     console.print(make_derived_numbers_table(derive_numbers(settings, derived)))
     for notice in list_prompt_notices(settings, derived):

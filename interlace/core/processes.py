@@ -11,17 +11,27 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def end_with_parent(number: int) -> None:
-    """Makes the kernel send a signal to this process when its parent ends. Does nothing on other systems than Linux."""
-    if sys.platform == "linux":
-        prctl(_PR_SET_PDEATHSIG, number)
+def end_with_parent(number: int, has_ended: Callable[[], bool]) -> None:
+    """Makes the kernel send a signal to this process when its parent ends. Ends it at once if the parent has ended.
+
+    has_ended: returns whether the parent has ended. It is called after the request, because the kernel sends no signal
+    for an earlier end. On other systems than Linux, no signal is sent.
+    """
+    _send_at_end_of_parent(number)
+    if has_ended():
+        os._exit(1)
+
+
+def end_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """As end_with_parent(), for the parent with a process number. Not for the first process of a new namespace."""
+    end_with_parent(number, lambda: os.getppid() != parent)
 
 
 def continue_after_parent() -> None:
@@ -29,7 +39,7 @@ def continue_after_parent() -> None:
 
     A stopped process does not notice the end of its run, and would stay for ever.
     """
-    end_with_parent(signal.SIGCONT)
+    _send_at_end_of_parent(signal.SIGCONT)
 
 
 def end_command_with_parent(command: Sequence[str]) -> list[str]:
@@ -63,6 +73,11 @@ def adopt_orphans() -> None:
     """Makes this process the parent of descendants whose parent ended. Does nothing on other systems than Linux."""
     if sys.platform == "linux":
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _send_at_end_of_parent(number: int) -> None:
+    if sys.platform == "linux":
+        prctl(_PR_SET_PDEATHSIG, number)
 
 
 def prctl(option: int, value: int = 0) -> None:

@@ -109,6 +109,8 @@ class RunFolder:
     def resume(cls, root: Path, name: str) -> "RunFolder":
         """Returns the folder of a run to resume. Raises UserError if the run does not exist."""
         run = cls.named(root, name)
+        if run.replaced.is_dir() and not run.path.exists():
+            run.replaced.rename(run.path)  # the command that replaced it was killed before it made a folder
         if not run.config.exists():
             raise UserError(f"there is no run {name!r} to resume ({run.config} is missing). Start it without --resume.")
         run._make_folders()
@@ -127,6 +129,35 @@ class RunFolder:
     def has_trained(self) -> bool:
         """Returns True if a step was logged."""
         return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+    @property
+    def replaced(self) -> Path:
+        """The folder of the run that this one replaces. It exists until this run has trained a step."""
+        return self.path.with_name(f".replaced-{self.name}")
+
+    def set_aside(self) -> None:
+        """Renames the folder of a run that another run replaces. See end_replacement(). Raises UserError."""
+        self._check_replaceable()
+        try:
+            if self.replaced.exists() and not self.has_trained:
+                shutil.rmtree(self.path)  # it replaced a run itself, and was killed before its first step
+                return
+            self.delete_replaced()
+            self.path.rename(self.replaced)
+            (self.replaced / self.process.name).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._explain_not_replaced(error) from error
+
+    def delete_replaced(self) -> None:
+        """Deletes the run that this one replaces, after a step of this one."""
+        if self.replaced.exists():
+            shutil.rmtree(self.replaced)
+
+    def end_replacement(self) -> None:
+        """Takes the replaced run back if this one has ended before its first step."""
+        if self.replaced.exists() and not self.has_trained:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.replaced.rename(self.path)
 
     def write_config(self, config: Config) -> None:
         """Writes the resolved configuration with masked secrets, keys in the order of its fields.
@@ -154,8 +185,8 @@ class RunFolder:
                 f"cannot make the run folder {path}: {error.strerror}. Work in a folder that can be written."
             ) from error
 
-    def _delete_content(self) -> None:
-        """Deletes the folder's content except the lock.
+    def _check_replaceable(self) -> None:
+        """Raises UserError for a folder that is not a run's.
 
         Refuses a folder without config.yaml. Other programs have a config.yaml and a folder checkpoints too, so a run's
         folder must also have both folders that a run creates before its configuration.
@@ -166,20 +197,27 @@ class RunFolder:
                 f"{self.path} is not a run folder (a run has config.yaml and the folders samples and checkpoints), so "
                 "it is not overwritten. Delete it yourself, or give this run another name (--name)."
             )
+        if self.path.is_symlink():
+            # The message of rmtree for a link differs between versions of Python.
+            raise self._explain_not_replaced(OSError("it is a symbolic link"))
+
+    def _explain_not_replaced(self, error: OSError) -> UserError:
+        return UserError(
+            f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
+            "another name (--name)."
+        )
+
+    def _delete_content(self) -> None:
+        """Deletes the folder's content except the lock. Raises the errors of _check_replaceable()."""
+        self._check_replaceable()
         try:
-            if self.path.is_symlink():
-                # The message of rmtree for a link differs between versions of Python.
-                raise OSError("it is a symbolic link")
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path != self.process:
                     path.unlink()
         except OSError as error:
-            raise UserError(
-                f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
-                "another name (--name)."
-            ) from error
+            raise self._explain_not_replaced(error) from error
 
 
 def set_timeline_aside(run: RunFolder) -> None:
@@ -249,7 +287,7 @@ def run_folder(spec: str, root: Path = ROOT) -> RunFolder:
     """Finds a run by its name or folder. root: folder of the runs. Raises UserError if it does not exist."""
     found = find_run(spec, root)
     if found is None:
-        names = [folder.parent.name for folder in root.glob("*/config.yaml")]
+        names = [folder.parent.name for folder in root.glob("[!.]*/config.yaml")]
         hint = nearest(spec, names) if names else ""
         raise UserError(f"{spec!r} is not a run: neither {spec} nor {root / spec} has a config.yaml.{hint}")
     return found

@@ -40,7 +40,8 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._folder.process.unlink(missing_ok=True)
+            if _is_file_at(self._file, self._folder.process):  # a folder that was set aside took its file along
+                self._folder.process.unlink()
             os.close(self._file)
             self._file = None
 
@@ -67,7 +68,7 @@ class RunLock:
                     f"cannot lock {path}: {error.strerror}. Without file locks two processes could train one run and "
                     "mix their files: start in a folder on a file system that has them."
                 ) from error
-            if not path.exists() or not os.path.samestat(os.fstat(file), path.stat()):
+            if not _is_file_at(file, path):
                 return None
             unless_held.pop_all()
         return file
@@ -75,6 +76,11 @@ class RunLock:
     def _describe_holder(self) -> str:
         holder = _read_holder(self._folder)  # None if it has only just started
         return f"process {holder[0]} on {holder[1]}" if holder else "another process"
+
+
+def _is_file_at(file: int, path: Path) -> bool:
+    """Returns whether an open file is the one at a path."""
+    return path.exists() and os.path.samestat(os.fstat(file), path.stat())
 
 
 def _read_holder(folder: RunFolder) -> tuple[int, str, str] | None:
@@ -109,18 +115,18 @@ def is_held(folder: RunFolder) -> bool | None:
 def open_run(root: Path, name: str | None, stem: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
     """Creates a new run's folder, and keeps its lock in `held`. Raises the errors of RunFolder.create() and RunLock.
 
-    name: if None, the first free name of `stem`. If a run is replaced, it is locked before its files are deleted. A
-    folder without files is taken over.
+    name: if None, the first free name of `stem`. If a run is replaced, it is locked before its folder is set aside, and
+    taken back at the end of `held` if the new run has trained no step. A folder without files is taken over.
     """
     if name is None:
         name, overwrite = claim_name(root, stem), True
     replaced = RunFolder.named(root, name)
-    is_locked = overwrite and replaced.config.exists()
-    if is_locked:
-        held.enter_context(RunLock(replaced))
+    if overwrite and replaced.config.exists():
+        with RunLock(replaced):
+            replaced.set_aside()
     folder = RunFolder.create(root, name, overwrite=overwrite or replaced.has_no_files)
-    if not is_locked:
-        held.enter_context(RunLock(folder))
+    held.enter_context(RunLock(folder))
+    held.callback(folder.end_replacement)
     return folder
 
 

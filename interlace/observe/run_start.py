@@ -33,17 +33,24 @@ def explain_end(folder: "RunFolder", how_to_continue: Callable[["RunFolder"], st
     how_to_continue: returns the advice. Raises DiskFullError for a full disk, and InterlaceError after
     a second Ctrl-C. Removes the folder of a new run that a UserError ends before anything was trained.
     """
+
+    def advise() -> str:
+        is_returned = not resume and folder.replaced.exists() and not folder.has_trained
+        return f"The earlier run {folder.name!r} stays as it was." if is_returned else how_to_continue(folder)
+
     try:
         yield
     except KeyboardInterrupt:
-        raise InterlaceError(f"stopped at once. {how_to_continue(folder)}") from None
+        raise InterlaceError(f"stopped at once. {advise()}") from None
     except Exception as error:
         if isinstance(error, OSError) and is_full_disk(error):
             full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
-            raise DiskFullError(f"{full} {how_to_continue(folder)}") from error
+            raise DiskFullError(f"{full} {advise()}") from error
         if isinstance(error, UserError) and not resume and not folder.has_trained:
+            if folder.replaced.exists():
+                error.add_note(advise())
             shutil.rmtree(folder.path)  # only the workers could detect this mistake
         elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
             # Settings that a resumed run refuses would be refused again, so the same call is not suggested.
-            error.add_note(how_to_continue(folder))
+            error.add_note(advise())
         raise

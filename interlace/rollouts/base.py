@@ -168,6 +168,9 @@ class Session(Protocol):
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
         """Returns the number of tokens of a context without sampling a turn."""
 
+    def withdraw(self, turn: Turn) -> None:
+        """Removes a finished turn that the episode does not use, with its reward. It is not trained."""
+
     def reward(self, turn: Turn, value: float) -> None:
         """Rewards a turn. The sample's reward is the sum of these and of the reward that the episode returns, or that
         the recipe's `reward` gives if it returns none."""

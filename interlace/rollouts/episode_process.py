@@ -97,7 +97,7 @@ class TurnSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnWithdraw:
-    """Message to the run: withdraws a requested turn."""
+    """Message to the run: withdraws a requested or finished turn."""
 
     turn: int
 
@@ -289,7 +289,14 @@ class _EpisodeServer(LoopServer):
     async def _run_episode(self, number: int, running: _Running, start: EpisodeStart) -> None:
         sample = Sample(key=start.key, prompt=start.prompt)
         limits = replace(self._limits, simulators=running.envs)
-        session = EpisodeSession(_Around(self, number, self._loop), running, sample, running.params, limits)
+        session = EpisodeSession(
+            _Around(self, number, self._loop),
+            running,
+            sample,
+            running.params,
+            limits,
+            on_withdrawn=lambda turn: self.send(number, TurnWithdraw(turn=turn)),
+        )
         session.begin()
         try:
             outcome = outcome_of(await session.limit_time(self._episode.run(start.prompt, session)))

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -105,9 +105,10 @@ class EpisodeSession:
         limits: SessionLimits = NO_LIMITS,
         *,
         num_losses: int = 0,
+        on_withdrawn: Callable[[int], None] | None = None,
     ) -> None:
         """params: the run's parameters. limits: see SessionLimits.of(). num_losses: number of earlier sessions of the
-        sample, which were lost.
+        sample, which were lost. on_withdrawn: called with the number of each finished turn that is withdrawn.
         """
         limits = limits.of(sample.prompt)
         self.params = params
@@ -123,7 +124,7 @@ class EpisodeSession:
         self._contexts = ContextEncoder(limits.renderer, max_tokens=limits.max_tokens)
         self._num_simulators = 0
         """Number of environments that the episode holds or waits for."""
-        self._record = TurnRecord(limits.max_turns)
+        self._record, self._on_withdrawn = TurnRecord(limits.max_turns), on_withdrawn
 
     @property
     def key(self) -> SampleKey:
@@ -217,6 +218,11 @@ class EpisodeSession:
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
         said, shown = read_messages(context), tuple(as_tool(tool) for tool in tools)
         return len(await self._contexts.encode(context, said, shown, self._record.next_number, self._limits.renderer))
+
+    def withdraw(self, turn: Turn) -> None:
+        self.withdraw_turn(turn.number)
+        if self._on_withdrawn:
+            self._on_withdrawn(turn.number)
 
     def reward(self, turn: Turn, value: float) -> None:
         self._record.reward(turn.number, value)

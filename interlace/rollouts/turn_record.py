@@ -87,8 +87,9 @@ class TurnRecord:
         del self._turns[number]
 
     def withdraw(self, number: int) -> None:
-        """Removes a turn whose request is withdrawn, with the calls of its answer, if it has one."""
+        """Removes a turn that is withdrawn, with its reward and the calls of its answer, if it has them."""
         self.free(number)
+        self.rewards.pop(number, None)
         self._pending = [each for each in self._pending if each.turn != number]
         self._num_withdrawn[number] += 1
 

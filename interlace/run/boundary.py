@@ -76,6 +76,8 @@ class TrainJob:
     on_cluster: Callable[[Cluster], None]
     """Called with the cluster of each process of the run, before its workers start."""
     callbacks: Callbacks = field(default_factory=Callbacks)
+    end_step: int | None = None
+    """Step after which an earlier process of this command was to end, by a callback or `best.patience`."""
 
 
 class Boundary(ABC):
@@ -105,9 +107,16 @@ class Boundary(ABC):
         self._step_s: list[float] = []
         """Time of each step of this process."""
         self.done_steps = job.start.done_steps
+        self.end_step = job.end_step
+        """Step after which the run ends by a callback or `best.patience`; None for the last step of the recipe."""
         self.before: Evaluation | None = job.start.before
         self.after: Evaluation | None = None
         self.ledger = Ledger()
+
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether no step is left, because the last process was lost after its last step was saved."""
+        return self.end_step is not None and self.done_steps >= self.end_step
 
     async def finish_saving(self) -> None:
         """Waits for the checkpoint that is being written, within the saver's time limit."""
@@ -159,6 +168,7 @@ class Boundary(ABC):
         self._step_s.append(measured["timing_s/step"])
         metrics["perf/time_left_s"] = estimate_time_left(self._step_s, self._recipe.steps - step)
         self._logger.log(step, metrics)
+        self._folder.delete_replaced()
         self._boundary, self._num_updates = boundary, num_updates  # a loss before would save a step without metrics
         self._show_step(step, metrics)
         self._quiet.heard(f"step {step + 1}")
@@ -170,7 +180,9 @@ class Boundary(ABC):
             await self._saver.save(boundary())  # the failed updates did not change the weights
             self._failed_updates.refuse(failing, step)
         await self._trace.at(step + 1)
-        return not (job.stop.requested or job.callbacks.want_stop or self._best.wants_stop)
+        if job.callbacks.want_stop or self._best.wants_stop:
+            self.end_step = step
+        return not (job.stop.requested or self.has_ended)
 
     @abstractmethod
     def _show_step(self, step: int, metrics: Metrics) -> None:

@@ -75,7 +75,7 @@ class Callbacks:
         for function in self._functions:
             _check_callback(function)
         self.want_stop = False
-        """True after a callback requested the end of the run."""
+        """True if a callback requested the end of the run after the last step."""
 
     def on_step(self, step: int, num_steps: int, metrics: Mapping[str, float], stream: PromptStream) -> Metrics:
         """Calls each function and returns the values that they logged. Raises InterlaceError if one raises.
@@ -93,7 +93,7 @@ class Callbacks:
                 raise InterlaceError(
                     f"callback {name!r} raised {type(error).__name__} after step {step}: {error}"
                 ) from error
-        self.want_stop = self.want_stop or info.is_last
+        self.want_stop = info.is_last
         return info.logged
 
     async def call_or_save(

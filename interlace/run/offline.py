@@ -78,8 +78,9 @@ class OfflineSession(RunProcess):
         )
         run.start(boundary)
         await boundary.begin()
-        with frozen_heap():
-            await offline_training(run)
+        if not boundary.has_ended:
+            with frozen_heap():
+                await offline_training(run)
         await boundary.finish()
 
 

@@ -158,6 +158,11 @@ class RunProcess(ABC):
         """Returns the number of steps done, also by earlier processes."""
         return self._boundary.done_steps if self._boundary else self._job.start.done_steps
 
+    @property
+    def end_step(self) -> int | None:
+        """Returns the step after which the run ends by a callback or `best.patience`, if that is known."""
+        return self._boundary.end_step if self._boundary else self._job.end_step
+
     async def _until_stopped(self, cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
         """Runs the flow. Raises StoppedError if a stop was requested and the step did not end in time."""
         loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s  # noqa: E731

@@ -7,6 +7,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.data.stream import PromptStream, StreamState
 from interlace.run.evaluation import Evaluation
+from interlace.schedule.steps import Places
 from interlace.stages.admission import GroupInFlight
 
 STATE_FILE = "state.json"
@@ -25,6 +26,24 @@ class SavedGroup(Config):
     """Indices of its samples that have ended."""
 
 
+class SavedPlaces(Config):
+    """Places of unfinished steps; see Places."""
+
+    next_slot: int
+    groups: tuple[int, ...]
+    empty: tuple[int, ...]
+    num_refills: dict[int, int]
+
+    @classmethod
+    def of(cls, places: Places) -> "SavedPlaces":
+        return cls(
+            next_slot=places.next_slot, groups=places.groups, empty=places.empty, num_refills=dict(places.num_refills)
+        )
+
+    def read(self) -> Places:
+        return Places(next_slot=self.next_slot, groups=self.groups, empty=self.empty, num_refills=self.num_refills)
+
+
 class RunState(Config):
     """Everything needed to resume a run with the same results as an uninterrupted one."""
 
@@ -37,6 +56,8 @@ class RunState(Config):
     """Held-out accuracy before the first step."""
     in_flight: tuple[SavedGroup, ...] = ()
     """Groups that are admitted again under their numbers, ascending. Each sample then ends once in the samples."""
+    places: SavedPlaces | None = None
+    """Places of the steps of these groups. None if batches take groups in the order of their arrival."""
 
     def draw_groups(self, stream: PromptStream) -> list[GroupInFlight]:
         """Returns the groups in flight, with their prompts of a restored stream."""

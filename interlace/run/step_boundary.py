@@ -28,7 +28,7 @@ from interlace.run.films import keep_films
 from interlace.run.host import Hosted
 from interlace.run.recipe.config import Recipe, algorithm_of, set_schedule
 from interlace.run.saving import Saver
-from interlace.run.state import RunState, SavedGroup
+from interlace.run.state import RunState, SavedGroup, SavedPlaces
 from interlace.run.step_trace import StepTrace
 from interlace.run.utilization import UtilizationMeter
 
@@ -206,8 +206,9 @@ class StepBoundary(Boundary):
                 for group in groups
             )
             return RunState(
-                done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before, in_flight=tuple(saved)
-            )
+                done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before, in_flight=tuple(saved),
+                places=SavedPlaces.of(in_flight.places) if in_flight.places else None,
+            )  # fmt: skip
 
         return state
 

@@ -20,6 +20,7 @@ from interlace.observe.progress import ProgressView, brief
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, folder_name
+from interlace.observe.run_lock import RunLock
 from interlace.observe.stop import StopSignal
 from interlace.run.outcome import FINAL_SHARE
 from interlace.run.recipe.check_settings import check_settings
@@ -225,13 +226,14 @@ class Sweep:
         """order: metric that orders the runs. If None, the first of the usual ones that the runs have. resume: keeps
         finished runs and continues the others.
 
-        Raises UserError if the folder has another sweep.
+        Raises UserError if the folder has another sweep, or if another process trains its runs.
         """
         self._folder, self._variants, self._order = folder, variants, order
         self._finished: set[str] = set()
         self._failed: dict[str, str] = {}
         if resume:
-            self._read_state()
+            with RunLock(RunFolder(path=folder)) if folder.is_dir() else contextlib.nullcontext():
+                self._read_state()
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(
                 f"{folder} exists already. Continue its sweep (--resume), or give this one another name (--name)."
@@ -247,7 +249,8 @@ class Sweep:
             runs = {self._folder / each.name: each.recipe for each in left.values()}
             shares = divide_devices(parallel, [*runs.values()])
             ends = train_in_parallel(runs, shares, progress, stop)
-        with contextlib.closing(ends):  # after an error, the other processes end
+        # After an error, the other processes end.
+        with RunLock(RunFolder(path=self._folder)), contextlib.closing(ends):
             for name, end in ends:
                 self._record_end(left[name], end, progress)
                 if parallel > 1:

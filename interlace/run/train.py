@@ -25,7 +25,6 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_identity import RunIdentity
 from interlace.observe.secrets import mask_secrets
 from interlace.observe.stop import StopSignal
-from interlace.rewards.scorer import try_reward
 from interlace.robots.replay.learning import TrajectoryLearner
 from interlace.rollouts.config import create_kind
 from interlace.run.boundary import ScheduleChanger, TrainJob
@@ -40,7 +39,7 @@ from interlace.run.offline import OfflineSession
 from interlace.run.recipe.config import Recipe, is_offline, set_schedule
 from interlace.run.recipe.prompts import renderer_of
 from interlace.run.replay import make_demonstrations, open_learning, read_world_models
-from interlace.run.reward_trial import first_of_each_source
+from interlace.run.reward_trial import try_rewards
 from interlace.run.robot_spaces import store_spaces
 from interlace.run.saving import MemoryCheckpoints, RunStart, Saver, find_resumed_start, identify_run
 from interlace.run.session import RunProcess, TrainReport
@@ -102,6 +101,7 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
     recipe, folder, progress = first.recipe, first.folder, first.progress
     stop, planner, memory = first.stop, first.planner, first.memory
     ledger, restarts = Ledger(), RunRestarts(recipe.recovery)
+    end_step: int | None = None
     while True:
         checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
         settings, _ = mask_secrets(recipe.model_dump(mode="json"))
@@ -109,7 +109,7 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
         if resume:
             samples = not is_offline(recipe)
             start = find_resumed_start(folder, checkpoints, memory, progress, settings, has_samples=samples)
-        job = replace(first, recipe=recipe, start=start)
+        job = replace(first, recipe=recipe, start=start, end_step=end_step)
         session: RunProcess = (
             OfflineSession(job, checkpoints, identity, settings)
             if is_offline(recipe)
@@ -124,7 +124,7 @@ def _train_with_restarts(first: TrainJob, identity: RunIdentity, *, resume: bool
             report = None
         ledger = ledger.plus(session.ledger)
         if report is None:
-            resume = True
+            resume, end_step = True, session.end_step
             if planner:  # the schedule may have changed in place, and devices may be gone
                 planner.take_change()  # this restart serves for a planned one
                 recipe = _fit_schedule(recipe, planner)
@@ -155,9 +155,7 @@ class _PolicySession(RunProcess):
         if job.start.state:
             stream.restore(job.start.state.stream)
         else:
-            for prompt in first_of_each_source(prompts):
-                trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
-                await record_work(cluster, "reward", "trial", trial)
+            await record_work(cluster, "reward", "trial", try_rewards(recipe, prompts))
         hosted = await self._host_flow(cluster, stream)
         shown = await make_demonstrations(cluster, recipe, prompts)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups, shown)
@@ -192,8 +190,9 @@ class _PolicySession(RunProcess):
             find_devices = partial(back_end(recipe.cluster).find_devices, recipe.cluster)
             boundary.devices = DeviceWatch(job.planner, len(cluster.devices), lambda: len(find_devices()))
         await boundary.begin()
-        with frozen_heap():
-            await policy_optimization(hosted.run)
+        if not boundary.has_ended:
+            with frozen_heap():
+                await policy_optimization(hosted.run)
         await boundary.finish()
 
     async def _learn_offline(self, hosted: Hosted) -> None:
@@ -211,7 +210,7 @@ class _PolicySession(RunProcess):
         resumed = self._job.start.state
         hosted = await host(cluster, recipe, groups, stream, resumed=resumed)
         if resumed:
-            hosted.run.admission.resumed.add(resumed.draw_groups(stream))
+            hosted.run.admission.restore(resumed.draw_groups(stream), resumed.places.read() if resumed.places else None)
         pool = hosted.run.rollout.pool
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)

@@ -127,7 +127,7 @@ class Batcher:
     """
 
     def __init__(self, gate: Gate, mode: Literal["step", "arrival"]) -> None:
-        self._gate, self._mode = gate, mode
+        self._gate, self.mode = gate, mode
         self._outstanding: dict[int, int] = {}
         self._of_step: dict[int, int] = {}
         self._ready: dict[int, list[tuple[int, Ticket]]] = {}
@@ -197,11 +197,11 @@ class Batcher:
             heapq.heappush(self._ready.setdefault(self._queue_of(ticket), []), (arrival, ticket))
 
     def _queue_of(self, ticket: Ticket) -> int:
-        return ticket.step if self._mode == "step" else ticket.deadline
+        return ticket.step if self.mode == "step" else ticket.deadline
 
     def num_outstanding(self, step: int) -> int:
         """Counts admitted groups, ready or not, that could still be taken for a step."""
-        return self._of_step.get(step, 0) if self._mode == "step" else sum(self._outstanding.values())
+        return self._of_step.get(step, 0) if self.mode == "step" else sum(self._outstanding.values())
 
     def _remove_ticket(self, ticket: Ticket) -> None:
         for counts, key in ((self._outstanding, ticket.deadline), (self._of_step, ticket.step)):
@@ -210,7 +210,7 @@ class Batcher:
                 del counts[key]
 
     def _find_allowed_queue(self, step: int) -> int | None:
-        if self._mode == "step":
+        if self.mode == "step":
             return step if step in self._ready else None
         # One queue per deadline, at most ceil(K) + 1 of them: the oldest permitted arrival is found without a scan.
         waiting = [(queue[0][0], deadline) for deadline, queue in self._ready.items()]

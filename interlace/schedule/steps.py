@@ -10,7 +10,7 @@ group's place is filled in one of two ways:
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from interlace.schedule.staleness import Batcher, Gate, Ticket
@@ -26,6 +26,20 @@ class Taken:
     """Number of places without a group."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """The places of a run's steps at a step boundary, from which a resumed run continues."""
+
+    next_slot: int
+    """Number of the next place, over all steps."""
+    groups: tuple[int, ...]
+    """Steps of the places that groups have or that are to be refilled, ascending."""
+    empty: tuple[int, ...]
+    """Steps of the places without a group that no batch has taken."""
+    num_refills: Mapping[int, int]
+    """Refills that each unfinished step has used."""
+
+
 class Steps:
     """The tickets of one run. Synchronous and pure: it uses no time, prompts or samples."""
 
@@ -34,8 +48,8 @@ class Steps:
         self.gate, self.batcher, self._max_refills = gate, batcher, max_refills
         self._held: dict[int, Ticket] = {}
         """Tickets of groups by gid, in order of admission."""
-        self._empty: dict[int, None] = {}
-        """Gids of tickets without a group."""
+        self._empty: dict[int, int] = {}
+        """Steps of tickets without a group, by gid."""
         self._vacancies: list[int] = []
         """Heap of steps whose next group is a refill."""
         self._num_refills: dict[int, int] = {}
@@ -54,6 +68,31 @@ class Steps:
     def pending(self, step: int) -> list[int]:
         """Returns the live groups of a step, in order of admission."""
         return [gid for gid, ticket in self._held.items() if ticket.step == step]
+
+    def list_places(self) -> Places | None:
+        """Returns the places of unfinished steps; None if batches take groups in the order of their arrival."""
+        if self.batcher.mode != "step":
+            return None
+        num_done = self.gate.consumed // self.gate.prompts_per_step
+        return Places(
+            next_slot=self._next_slot,
+            groups=tuple(sorted([*(ticket.step for ticket in self._held.values()), *self._vacancies])),
+            empty=tuple(self._empty.values()),
+            num_refills={step: number for step, number in self._num_refills.items() if step >= num_done},
+        )
+
+    def restore(self, places: Places) -> None:
+        """Continues with the places of an earlier process. Called before its groups are admitted again.
+
+        Does nothing if batches take groups in the order of their arrival, or if the gate of another schedule cannot
+        hold all groups at once: a step whose empty places alone were held would end without its groups.
+        """
+        if self.batcher.mode != "step" or len(places.groups) + len(places.empty) > self.gate.room:
+            return
+        self._next_slot, self._vacancies = places.next_slot, [*places.groups]
+        self._num_refills = dict(places.num_refills)
+        for step in places.empty:
+            self.add_empty(step)
 
     def begin_step(self) -> int:
         """Takes all places of the next step at once, for a round. Returns the step."""
@@ -124,7 +163,7 @@ class Steps:
         return ticket
 
     def _finish_empty(self, ticket: Ticket) -> None:
-        self._empty[ticket.gid] = None
+        self._empty[ticket.gid] = ticket.step
         self.batcher.ready(ticket)
 
     def _return_slot(self, ticket: Ticket) -> None:

@@ -15,7 +15,7 @@ from interlace.runtime.channel import with_columns
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.rounds import Launch, Rounds
 from interlace.schedule.staleness import Ticket
-from interlace.schedule.steps import Steps, Taken
+from interlace.schedule.steps import Places, Steps, Taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,8 @@ class InFlight:
     """The groups that were admitted, in order of their numbers."""
     waiting: Sequence[Prompt]
     """Prompts without a group, which are drawn before new ones."""
+    places: Places | None = None
+    """The places of steps. If None, the groups take the first places that are left."""
 
 
 class GroupRows:
@@ -201,7 +203,14 @@ class Admission:
             for gid in self.live_gids()
         ]
         waiting = self._rounds.waiting_prompts if self._rounds else []
-        return InFlight(groups=[*live, *self.resumed.waiting], waiting=waiting)
+        groups = [*live, *self.resumed.waiting]
+        return InFlight(groups=groups, waiting=waiting, places=None if self._rounds else self.steps.list_places())
+
+    def restore(self, groups: Iterable[GroupInFlight], places: Places | None) -> None:
+        """Takes over the groups in flight of a checkpoint. Called before the first group is admitted."""
+        self.resumed.add(groups)
+        if places and not self._rounds:
+            self.steps.restore(places)
 
     def end(self) -> None:
         """Ends the run: live groups end as `surplus`, and no further group is admitted."""

@@ -296,6 +296,10 @@ def test_an_error_in_the_middle_says_how_to_go_on_where_that_is_possible(folder:
     early = train("mine.yaml", "algorithm=broken:Broken", "--name", "early")
     assert early.exit_code == 1
     assert "--resume" not in early.stderr and "start it again with --overwrite" in early.stderr
+    kept = [(folder / "runs" / "late" / name).read_bytes() for name in ("config.yaml", "metrics.jsonl")]
+    replacing = train("mine.yaml", "algorithm=broken:Broken", "--name", "late", "--overwrite", "seed=7")
+    assert replacing.exit_code == 1 and "The earlier run 'late' stays as it was." in replacing.stderr
+    assert [(folder / "runs" / "late" / name).read_bytes() for name in ("config.yaml", "metrics.jsonl")] == kept
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_it(

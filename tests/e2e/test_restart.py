@@ -18,14 +18,19 @@ from interlace.observe.goodput import Ledger
 from interlace.observe.headline import REWARD, Headline
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.run.callbacks import Callbacks, StepInfo
 from interlace.run.chaos.certificate import EndedKey, SampleCounts
 from interlace.run.chaos.real import role_processes
 from interlace.run.evaluation import Evaluation
 from interlace.run.evaluator import Evaluator
+from interlace.run.recipe.load import load_recipe
 from interlace.run.session import RunProcess
 from interlace.run.state import RunState
+from interlace.run.train import train
 from interlace.workers.actor import ActorWorker
-from tests.support.training import equal_weights, final_weights, metrics, run, samples
+from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples, shared_cache
 
 SETTINGS = ("steps=5", "checkpoint_every=2", "warmup=null", "evaluation.num_prompts=1")
 
@@ -299,3 +304,33 @@ def test_an_exhausted_budget_saves_the_last_step_and_the_run_can_be_resumed_to_t
     run(tmp_path, "ended", settings, resume=True)
     assert samples(tmp_path, "ended") == samples(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path, "ended"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Evaluator, "evaluate"), (ActorWorker, "copy_checkpoint")])
+def test_a_run_that_a_callback_ends_makes_no_other_step_after_a_loss_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """The loss is after the last checkpoint, or before it."""
+    requests: list[int] = []
+
+    def stop_once(step: StepInfo) -> None:
+        if step.step == 2 and not requests:
+            requests.append(step.step)
+            step.stop()
+
+    work, losses = getattr(owner, name), list[int]()
+
+    def lose_once(*given: object) -> object:
+        if requests and not losses:
+            losses.append(1)
+            raise ConnectionResetError("reset by peer") if owner is ActorWorker else WorkerDiedError("actor/0 died")
+        return work(*given)
+
+    monkeypatch.setattr(owner, name, lose_once)
+    recipe = load_recipe("quickstart", [*SMALL, shared_cache(), "warmup=null", "evaluation.num_prompts=1"])
+    folder = RunFolder.create(tmp_path, "ended")
+    folder.write_config(recipe)
+    progress, stop, callbacks = QuietProgress(), StopSignal(lambda: None), Callbacks([stop_once])
+    report = train(recipe, folder, resume=False, progress=progress, stop=stop, callbacks=callbacks)
+    assert losses and report.done_steps == 2 and report.after
+    assert [row["step"] for row in metrics(tmp_path, "ended")] == [1, 2]

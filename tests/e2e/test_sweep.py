@@ -20,6 +20,7 @@ from interlace.core.errors import UserError
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.open_progress import open_progress
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_lock import RunLock
 from interlace.observe.stop import StopSignal
 from interlace.run.clusters.local import this_machine
 from interlace.run.sweep import Sweep, Variant, load_sweep, normalize_number, split_values
@@ -209,6 +210,14 @@ def test_finished_runs_of_removed_values_do_not_count_as_finished(tmp_path: Path
     with open_progress(Console(quiet=True), num_steps=2, quiet=True) as progress, StopSignal(lambda: None) as stop:
         signal.raise_signal(signal.SIGINT)
         assert Sweep(folder, variants, order=None, resume=True).run(progress, stop).num_left == 2
+
+
+def test_a_sweep_whose_runs_are_being_trained_is_not_resumed(tmp_path: Path) -> None:
+    """The second process deleted the folders of runs without a checkpoint, while the first one trained them."""
+    folder, variants = tmp_path / "runs" / "one", load_sweep("sft", [*settings(tmp_path), "seed=0,1"])
+    Sweep(folder, variants, order=None, resume=False)
+    with RunLock(RunFolder(path=folder)), pytest.raises(UserError, match="is being trained by process"):
+        Sweep(folder, variants, order=None, resume=True)
 
 
 @pytest.mark.slow

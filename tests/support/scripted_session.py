@@ -76,6 +76,9 @@ class ScriptedSession:
     async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
         return len(context)
 
+    def withdraw(self, turn: Turn) -> None:
+        self.turns.remove(turn)
+
     def reward(self, turn: Turn, value: float) -> None:
         raise NotImplementedError
 

@@ -22,6 +22,7 @@ from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.steps import Places
 from interlace.stages.admission import GroupInFlight
 from interlace.stages.factory import LoopSizes, StageFactory
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
@@ -39,6 +40,7 @@ class Boundary:
     num_groups: int
     groups: Sequence[GroupInFlight]
     prompts: CountedPrompts
+    places: Places | None
 
     @classmethod
     def of(cls, run: PolicyRun, done_steps: int) -> "Boundary":
@@ -46,7 +48,10 @@ class Boundary:
         prompts = run.prompts.copy()
         in_flight = run.admission.in_flight()
         prompts.hand_back(in_flight.waiting)
-        return cls(done_steps=done_steps, num_groups=run.num_groups, groups=in_flight.groups, prompts=prompts)
+        return cls(
+            done_steps=done_steps, num_groups=run.num_groups, groups=in_flight.groups, prompts=prompts,
+            places=in_flight.places,
+        )  # fmt: skip
 
 
 async def nothing(_run: PolicyRun) -> None:
@@ -222,7 +227,7 @@ async def _run(
     prompts = start.prompts.copy() if start else CountedPrompts(work.num_prompts)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, work.episode)
     if start:
-        run.admission.resumed.add(start.groups)
+        run.admission.restore(start.groups, start.places)
 
     async def main() -> None:
         await run.start(_Observer(run, record, stop_after, between))

@@ -79,6 +79,21 @@ class WithdrawsLate:
         return float(second.number)
 
 
+class WithdrawsFinished:
+    """Episode that does not use its first turn."""
+
+    async def run(self, prompt: Prompt, session: Session) -> float:
+        first = await session.generate(prompt.token_ids.tolist())
+        session.reward(first, 5.0)
+        session.withdraw(first)
+        second = await session.generate(prompt.token_ids.tolist())
+        return float(second.number)
+
+
+def make_withdraws_finished() -> tuple[Episode, SessionLimits]:
+    return WithdrawsFinished(), SessionLimits(timeout_s=60.0)
+
+
 def make_withdraws_late() -> tuple[Episode, SessionLimits]:
     return WithdrawsLate(), SessionLimits(timeout_s=60.0)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from interlace.agents.sandbox import confine, root
 from interlace.agents.sandbox.limits import HEAD, MAX_REQUEST_BYTES, CodeLimits
 from interlace.agents.sandbox.seccomp import install_filter
-from interlace.core.processes import adopt_orphans, end_with_parent
+from interlace.core.processes import adopt_orphans, end_with, end_with_parent
 from interlace.core.sockets import receive_exactly
 
 _READ = 1 << 16
@@ -44,18 +44,18 @@ class Site:
     """Folder for the files of runs if the server could not enter an empty root; else None."""
 
 
-def keep_run(connection: socket.socket, site: Site) -> None:
-    """Serves one request in this process, which then ends."""
+def keep_run(connection: socket.socket, site: Site, server: int) -> None:
+    """Serves one request in this process, which then ends. server: number of the process that forked this one."""
     try:
-        _answer(connection, site)
+        _answer(connection, site, server)
     finally:
         os._exit(0)
 
 
-def _answer(connection: socket.socket, site: Site) -> None:
+def _answer(connection: socket.socket, site: Site, server: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    end_with_parent(signal.SIGKILL)
+    end_with(server)
     adopt_orphans()
     request = json.loads(_receive(connection))
     limits = site.limits
@@ -100,6 +100,8 @@ class _Run:
         self._init = os.fork()
         if self._init == 0:
             connection.close()
+            for handle in self._reads:  # so that the pipes have no reader after the keeper's end
+                os.close(handle)
             _run_init(request["code"], stdin, writes, dataclasses.replace(site, lost=self._lost), scratch)
         for handle in (stdin, *writes.values()):
             os.close(handle)
@@ -164,7 +166,8 @@ class _Run:
 def _run_init(code: str, stdin: int, writes: dict[str, int], site: Site, scratch: Path) -> None:
     """Starts the code as the first process of the run, waits for it and reports its end. Never returns."""
     try:
-        end_with_parent(signal.SIGKILL)
+        # The keeper has no number in this namespace.
+        end_with_parent(signal.SIGKILL, lambda: _has_no_reader(writes["status"]))
         lost = {**site.lost, **_confine_mounts(site, scratch)}
         lost_read, lost_write = os.pipe()
         child = os.fork()
@@ -185,6 +188,13 @@ def _run_init(code: str, stdin: int, writes: dict[str, int], site: Site, scratch
         os.write(writes["status"], json.dumps({**end, "lost": lost}).encode())
     finally:
         os._exit(0)
+
+
+def _has_no_reader(pipe: int) -> bool:
+    """Returns whether all processes that could read from a pipe have ended. pipe: the end for writing."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _confine_mounts(site: Site, scratch: Path) -> dict[str, str]:

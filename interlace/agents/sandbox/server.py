@@ -58,6 +58,7 @@ def _replace_stdin() -> None:
 def _serve(control: socket.socket, site: Site) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides about Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no wait
+    server = os.getpid()
     while True:
         message, handles, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -65,7 +66,7 @@ def _serve(control: socket.socket, site: Site) -> None:
         with socket.socket(fileno=handles[0]) as connection:
             if os.fork() == 0:
                 control.close()
-                keep_run(connection, site)
+                keep_run(connection, site, server)
 
 
 if __name__ == "__main__":

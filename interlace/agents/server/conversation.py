@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from interlace.agents.server.body import ApiError
 from interlace.agents.shown_messages import ShownMessages
 from interlace.core.messages import Message
 from interlace.core.tasks import cancel_tasks
-from interlace.rollouts.base import Session, TurnDraft, TurnOptions
+from interlace.rollouts.base import Session, Turn, TurnDraft, TurnOptions
 from interlace.runtime.http_listener import is_same_key
 
 _KEPT_ANSWERS = 256
@@ -174,18 +174,25 @@ class Conversation:
         ]
         try:
             turns = await asyncio.gather(*drawn)
-        except asyncio.CancelledError:
-            if self.ended:
+        except BaseException as error:
+            self._withdraw_answers(drawn)
+            if self.ended and isinstance(error, asyncio.CancelledError):
                 raise ApiError(409, "the session has ended.", code="session_ended") from None
             raise
         finally:
             self.used_s = time.monotonic()
-            for task in drawn:
-                task.cancel()
         self.num_turns += len(turns)
         for turn in turns:
             self._shown.add(make_shown_message(turn, ask), turn.message)
         return replace(head, turns=turns)
+
+    def _withdraw_answers(self, drawn: Sequence[asyncio.Future[Turn]]) -> None:
+        """Withdraws the answers to a request that failed as a whole, so that no answer is trained without a client."""
+        for task in drawn:
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                self.session.withdraw(task.result())
 
     def is_idle(self, limit_s: float) -> bool:
         """Returns whether no request has been answered for `limit_s` seconds, and none is in flight."""

@@ -1,12 +1,16 @@
 """Functions of a program take the settings of their commands."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import interlace
+from interlace.api import background
 from interlace.api.commands import SchedulePlan, ScheduleTable
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.run_folder import RunFolder
 
 
@@ -123,6 +127,23 @@ def test_values_out_of_range_are_mistakes_of_the_user() -> None:
         interlace.dry_run("quickstart", devices=2)
     with pytest.raises(UserError, match="max_staleness"):
         interlace.plan("quickstart", ["warmup=null"], devices=4, profile="qwen2.5-7b-h20", max_staleness=-1)
+
+
+def test_a_server_that_fails_after_its_start_raises_the_error_when_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def serve_and_fail(_recipe: object, _options: object, *, on_ready: Callable[[object], None], **_: object) -> None:
+        async def run() -> None:
+            on_ready(SimpleNamespace(url="http://127.0.0.1:1", api_key="a", admin_key="b"))
+            raise InterlaceError("the engine is lost")
+
+        asyncio.run(run())
+
+    monkeypatch.setattr(background, "serve_model", serve_and_fail)
+    server = interlace.serve("tiny:micro")
+    with pytest.raises(InterlaceError, match="the engine is lost"):
+        server.stop()
+    server.stop()
 
 
 def test_a_profile_is_of_a_run_s_records(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.run_lock import RunLock, is_supported, open_run, resume_run
+from interlace.observe.run_lock import RunLock, is_held, is_supported, open_run, resume_run
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="this system has no file locks")
 
@@ -114,3 +114,41 @@ def test_a_folder_of_a_command_that_was_stopped_before_it_wrote_a_file_is_taken_
     folder.config.write_text("steps: 1\n", encoding="utf-8")
     with ExitStack() as held, pytest.raises(UserError, match="exists already"):
         open_run(tmp_path, "mine", "quickstart", overwrite=False, held=held)
+
+
+def make_run(root: Path) -> RunFolder:
+    folder = RunFolder.create(root, "mine")
+    folder.config.write_text("steps: 1\n", encoding="utf-8")
+    folder.metrics.write_text("{}\n", encoding="utf-8")
+    return folder
+
+
+def test_a_run_is_replaced_only_after_a_step_of_the_new_one(tmp_path: Path) -> None:
+    """A run that failed at its start lost the earlier one."""
+    earlier = make_run(tmp_path)
+
+    def replace(*, has_trained: bool) -> None:
+        with ExitStack() as held:
+            new = open_run(tmp_path, "mine", "quickstart", overwrite=True, held=held)
+            assert is_held(new) and not new.metrics.exists() and new.replaced.is_dir()
+            new.config.write_text("steps: 2\n", encoding="utf-8")
+            if has_trained:
+                new.metrics.write_text("{}\n", encoding="utf-8")
+                new.delete_replaced()
+
+    replace(has_trained=False)
+    assert earlier.config.read_text() == "steps: 1\n" and earlier.has_trained and is_held(earlier) is None
+    replace(has_trained=True)
+    assert earlier.config.read_text() == "steps: 2\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_replacement_that_was_killed_before_its_first_step_leaves_the_earlier_run(tmp_path: Path) -> None:
+    earlier = make_run(tmp_path)
+    killed = ExitStack()
+    open_run(tmp_path, "mine", "quickstart", overwrite=True, held=killed).config.write_text("steps: 2\n")
+    killed.pop_all()
+    earlier.process.unlink()
+    with ExitStack() as held:
+        open_run(tmp_path, "mine", "quickstart", overwrite=True, held=held)
+    assert earlier.config.read_text() == "steps: 1\n" and earlier.has_trained

@@ -14,7 +14,13 @@ from interlace.rollouts.episode_process import MakeEpisode
 from interlace.rollouts.episode_workers import WorkerEpisodes
 from interlace.runtime.cluster import Cluster
 from tests.support.episode_runs import PARAMS, samples_of
-from tests.support.worker_episodes import ThreeTurns, make_misbehaving, make_three_turns, make_withdraws_late
+from tests.support.worker_episodes import (
+    ThreeTurns,
+    make_misbehaving,
+    make_three_turns,
+    make_withdraws_finished,
+    make_withdraws_late,
+)
 
 FIRST = SampleKey(1, 0)
 
@@ -74,9 +80,11 @@ def test_a_misdeed_ends_its_sample_alone(deed: str, reason: str, tmp_path: Path)
     assert made[0].num_lost == {"raise": 0, "hang": 0, "block": 1, "die": 3}[deed]
 
 
-def test_a_turn_that_was_withdrawn_before_its_answer_was_read_is_not_trained() -> None:
+@pytest.mark.parametrize("make", [make_withdraws_late, make_withdraws_finished])
+def test_a_turn_that_was_withdrawn_is_not_trained(make: MakeEpisode) -> None:
+    """Before its answer was read, or after."""
     failures: dict[SampleKey, str] = {}
-    samples = samples_of(in_workers(make_withdraws_late, 1, []), failures)
+    samples = samples_of(in_workers(make, 1, []), failures)
     assert not failures
     assert [(len(each.segments), each.outcome and each.outcome.reward) for each in samples] == [(1, 0.0)] * 6
 

@@ -10,7 +10,7 @@ from tests.unit.data.test_stream import prompts
 STREAM = PromptStream(prompts(2), seed=0)
 
 
-def test_what_a_callback_logs_is_a_metric_and_a_stop_is_kept() -> None:
+def test_what_a_callback_logs_is_a_metric_and_a_stop_is_of_its_step() -> None:
     def watch(step: StepInfo) -> None:
         step.log("mine", step.metrics["reward/mean"] * 2)
         if step.step == 2:
@@ -21,6 +21,8 @@ def test_what_a_callback_logs_is_a_metric_and_a_stop_is_kept() -> None:
     assert not callbacks.want_stop
     callbacks.on_step(2, 5, {"reward/mean": 1.0}, STREAM)
     assert callbacks.want_stop
+    callbacks.on_step(1, 5, {"reward/mean": 1.0}, STREAM)  # repeated after a loss
+    assert not callbacks.want_stop
 
 
 def test_a_callback_that_raises_ends_the_run_by_its_name() -> None:

@@ -99,7 +99,7 @@ def test_a_restart_after_a_loss_also_makes_the_planned_change(tmp_path: Path, mo
     class Process:
         """Process that loses a worker while it saves for the planned change, or ends for this change."""
 
-        done_steps, ledger = 2, Ledger()
+        done_steps, ledger, end_step = 2, Ledger(), None
 
         def __init__(self, job: TrainJob, *_: object) -> None:
             started.append(job.recipe.schedule.resolved)

@@ -111,6 +111,26 @@ def test_an_empty_place_keeps_its_deadline_and_is_taken_as_nothing() -> None:
     assert run.steps.take(PROMPTS, 0).num_empty == 1
 
 
+def test_a_resumed_run_keeps_empty_places_and_used_refills() -> None:
+    """Its steps had more groups than those of the uninterrupted run, and drew their refills again."""
+    whole = Run(max_refills=1, staleness=1.0, batching="step")
+    whole.pump()
+    whole.steps.replace(0)
+    whole.steps.replace(whole.steps.admit().gid)
+    places = whole.steps.list_places()
+    assert places and places.empty == (0,)
+    resumed = Run(max_refills=1, staleness=1.0, batching="step")
+    resumed.gate.restore(whole.gate.admitted)
+    resumed.steps.restore(places)
+    tickets = [resumed.steps.readmit(gid) for gid in whole.steps.live_gids()]
+    assert [ticket.step for ticket in tickets] == [0, 0, 1, 1, 1] and resumed.gate.room == whole.gate.room == 0
+    for ticket in tickets[:2]:
+        resumed.batcher.ready(ticket)
+    taken = resumed.steps.take(PROMPTS, 0)
+    assert ([ticket.gid for ticket in taken.tickets], taken.num_empty) == ([1, 2], 1)
+    assert not resumed.steps.use_refill(0) and resumed.steps.use_refill(1)
+
+
 class Numbers:
     """Prompts 0, 1, 2 ... up to a number."""
 

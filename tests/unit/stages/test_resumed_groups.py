@@ -120,3 +120,17 @@ def test_an_oversampling_step_without_refills_uses_no_number_of_a_group_for_its_
     trained = record.events[TerminalEvent.TRAINED]
     assert trained < work.num_steps * work.prompts_per_step * work.samples_per_prompt, "no place stayed empty"
     assert find_lost(record, work) == []
+
+
+def test_steps_of_a_resumed_run_have_the_groups_and_empty_places_of_an_uninterrupted_one() -> None:
+    """Its places that had stayed empty were drawn again."""
+    work = replace(WORK, costs=Costs(filter_share=0.6, max_tokens=800), refill_rounds=1)
+    schedule = Schedule.parse({"max_staleness": 2, "batching": "step"})
+
+    def count_groups(record: Record) -> list[int]:
+        trained = [[each for each in result.ended if each.event == TerminalEvent.TRAINED] for result in record.results]
+        return [len({each.sample.key.gid for each in ended}) for ended in trained]
+
+    counts = count_groups(simulate(schedule, work))
+    assert min(counts) < work.prompts_per_step
+    assert count_groups(run_with_restarts(schedule, work, 1, 2)) == counts

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from interlace.core.processes import continue_after_parent, end_with_parent, kill_processes, read_stat
+from interlace.core.processes import continue_after_parent, end_with, kill_processes, read_stat
 from interlace.engines.rollout.services.lease import CONNECT_S, LOCK_S, ServerLease, remove_private_folder
 from interlace.engines.rollout.services.version_folders import remove_stale_folders
 
@@ -39,7 +39,7 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     child = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: end_with_guard(guard),  # noqa: PLW1509 - no threads
+        preexec_fn=lambda: end_with(guard),  # noqa: PLW1509 - no threads
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     is_owned = threading.Event()
@@ -50,13 +50,6 @@ def run_server(seconds: str, record: str, folder: str, *arguments: str) -> int:
     if not is_owned.wait(CONNECT_S):  # a run that is connected needs the folder for another start
         remove_private_folder(lease.folder)
     return status
-
-
-def end_with_guard(guard: int) -> None:
-    """Makes this process, a child of the guard, end with it, and ends it if the guard has ended since its start."""
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != guard:  # the kernel sends no signal for an end before the request
-        os._exit(1)
 
 
 def _end_with_the_run(lease: ServerLease, is_owned: threading.Event) -> None:

@@ -341,3 +341,27 @@ def test_a_call_right_after_a_kill_of_the_server_runs_in_a_new_one() -> None:
         return found
 
     assert asyncio.run(call_often()) == ["2"] * 12
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param("keeper.keep_run(socket.socket(), site, 0)", id="keeper"),
+        pytest.param("keeper._run_init('print(1)', 0, writes, site, pathlib.Path())", id="init"),
+    ],
+)
+def test_a_process_whose_parent_ended_while_it_started_ends(start: str) -> None:
+    """The kernel sends no signal for the end of a parent before the request, so code ran without a time limit."""
+    code = f"""
+import os, pathlib, socket
+from interlace.agents.sandbox import keeper
+from interlace.agents.sandbox.limits import CodeLimits
+site = keeper.Site(limits=CodeLimits(timeout_s=1.0), lost={{"mounts": ""}}, folder=pathlib.Path())
+writes = {{}}
+for name in ("stdout", "stderr", "status"):
+    read, writes[name] = os.pipe()
+    os.close(read)
+{start}
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert found.returncode == 1, found

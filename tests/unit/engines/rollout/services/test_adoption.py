@@ -108,7 +108,7 @@ def test_a_server_whose_guard_was_killed_is_not_adopted(killed: Killed) -> None:
 
 def test_a_server_whose_guard_ended_while_it_started_ends() -> None:
     """The kernel sends no signal for the end of a parent before the request, so the server stayed for ever."""
-    code = "from interlace.engines.rollout.services.guard import end_with_guard; end_with_guard(0); print('it runs')"
+    code = "from interlace.core.processes import end_with; end_with(0); print('it runs')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (1, "")
 
