@@ -312,11 +312,10 @@ class VirtualProcess:
         request, accepts, schedule, *others = args
         if not isinstance(request, PlanRequest) or not isinstance(schedule, Schedule):
             raise TypeError(f"a job takes a request, a check and a schedule, not {args}")
-        if func == search_again:
-            seconds = request.settings.search_s
-            request = replace(request, settings=request.settings.model_copy(update=limit_samples(seconds)))
-        else:
-            seconds = FIRST_SAMPLE_S * count_samples(request, schedule)
+        seconds = request.settings.search_s
+        request = replace(request, settings=request.settings.model_copy(update=limit_samples(seconds)))
+        if func != search_again:
+            seconds = min(seconds, FIRST_SAMPLE_S * count_samples(request, schedule))
         self._free_s = max(self._free_s, self._clock.now_s) + seconds
         return Job(result=func(request, accepts, schedule, *others), ends_s=self._free_s, clock=self._clock)
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from interlace.forecast.plan import PlanRequest, RecipePlan
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.scoring import Workplace
+from interlace.forecast.scoring import FIRST_SAMPLE_S, TimedEffort, Workplace
 from interlace.forecast.search.bounds import coarser, response_lengths
 from interlace.forecast.search.candidates import change_fields
 from interlace.forecast.search.plans import Accepts, Fidelity, Planned, Score
@@ -78,10 +78,12 @@ def _interpolate(lengths: Sequence[float], row: Sequence[float], length: float) 
 def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> DecisionTable:
     """Simulates the current schedule and those that a run can change to without a restart, at every length factor.
 
-    accepts: returns the reason why a schedule cannot run.
+    It ends after `search_s` or `search_samples` of the request, without the schedules that remain. accepts: returns the
+    reason why a schedule cannot run.
     """
     rows, tried = dict[Schedule, tuple[float, ...]](), set[Schedule]()
-    fidelity = _choose_fidelity(request)
+    fidelity, _ = _size_table(request, current)
+    effort = TimedEffort(request.settings.search_s, processes=1, num_samples=request.settings.search_samples)
     start = current
     for _ in range(ROUNDS):
         for schedule in list_live(start, request.settings.max_staleness, request.simulation):
@@ -90,8 +92,12 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
             tried.add(schedule)
             if schedule != current and (request.settings.refusal(schedule) or accepts(schedule)):
                 continue
-            if row := _simulate(request, schedule, fidelity):
+            num_samples = _count_row(request, schedule, fidelity)
+            if rows and not effort.affords(num_samples):
+                continue
+            if row := _simulate(request, schedule, fidelity, effort.stop_at_s):
                 rows[schedule] = row
+            effort.spend(num_samples)
         if not rows:
             break
         start = min(rows, key=lambda schedule: fmean(math.log(seconds) for seconds in rows[schedule]))
@@ -102,17 +108,30 @@ def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> 
 
 def count_samples(request: PlanRequest, current: Schedule) -> int:
     """Returns the samples that make_table() simulates at most: later rounds may begin from the longest pipeline."""
-    fidelity = _choose_fidelity(request)
-    steps = [
-        fidelity.num_steps(each) for each in list_live(current, request.settings.max_staleness, request.simulation)
-    ]
-    num_steps = sum(steps) + (ROUNDS - 1) * len(steps) * max(steps)
-    return len(FACTORS) * num_steps * request.workload.requests_per_step // fidelity.scale
+    return _size_table(request, current)[1]
 
 
-def _choose_fidelity(request: PlanRequest) -> Fidelity:
-    workload = request.workload
-    return Fidelity(scale=coarser(workload)[0], steps=STEPS if workload.requests_per_step < MANY else FEW_STEPS)
+def _size_table(request: PlanRequest, current: Schedule) -> tuple[Fidelity, int]:
+    """Returns the fidelity of a table and the samples that it simulates at most.
+
+    The cluster is as small as possible. If the limits of the request do not allow all samples, fewer of them cost more.
+    """
+    workload, settings = request.workload, request.settings
+    scale = coarser(workload)[0]
+    whole = Fidelity(scale=scale, steps=STEPS if workload.requests_per_step < MANY else FEW_STEPS)
+    listed = list_live(current, settings.max_staleness, request.simulation)
+    rows = [_count_row(request, each, whole) for each in listed]
+    num_samples = sum(rows) + (ROUNDS - 1) * len(rows) * max(rows)
+    most = min(settings.search_samples or math.inf, settings.search_s / FIRST_SAMPLE_S)
+    prompts, thinnest = workload.prompts_per_step // scale, workload.find_thinning(scale, request.simulation.profile)
+    thins = [each for each in range(1, thinnest + 1) if prompts % each == 0]
+    thin = next((each for each in thins if num_samples // each <= most), thins[-1])
+    return replace(whole, thin=thin), num_samples // thin
+
+
+def _count_row(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> int:
+    num_samples = fidelity.num_steps(schedule) * request.workload.requests_per_step // (fidelity.scale * fidelity.thin)
+    return len(FACTORS) * num_samples
 
 
 def choose_start(made: RecipePlan) -> Planned:
@@ -140,11 +159,11 @@ def choose_start(made: RecipePlan) -> Planned:
     return plans[rates.index(max(rates))]
 
 
-def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> tuple[float, ...]:
-    """Returns the seconds of a step at FACTORS; empty if the schedule cannot run."""
+def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity, stop_at_s: float) -> tuple[float, ...]:
+    """Returns the seconds of a step at FACTORS; empty if the schedule cannot run, or not until `stop_at_s`."""
     row = []
     for factor in FACTORS:
-        score = _make_workplace(request, factor).score(schedule, fidelity)
+        score = _make_workplace(request, factor).score(schedule, fidelity, stop_at_s=stop_at_s)
         if not isinstance(score, Score):
             return ()
         row.append(score.step_s)

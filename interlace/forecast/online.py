@@ -254,11 +254,12 @@ class OnlinePlanner:
         is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
         if self._making or is_known:
             return
+        request = self._limit_request(self._fixed_search_s or limit_search(self._rule.left_s(steps_left)))
         if self._schedule not in self._table_s:
-            self._table_s[self._schedule] = FIRST_SAMPLE_S * count_samples(self._request, self._schedule)
+            self._table_s[self._schedule] = FIRST_SAMPLE_S * count_samples(request, self._schedule)
         if self._is_worth(self._table_s[self._schedule], steps_left):
             self._table, self._tabulated = None, self._schedule
-            self._making = self._process.apply_async(tabulate, (self._request, self._accepts, self._schedule))
+            self._making = self._process.apply_async(tabulate, (request, self._accepts, self._schedule))
 
     def _is_worth(self, seconds: float, steps_left: int) -> bool:
         """Returns whether the remaining steps take long enough for a search or a table of this duration to pay."""
@@ -314,6 +315,10 @@ class OnlinePlanner:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
         lengths = self._observed.list_lengths()
         self._request = _with_profile(self._request, with_lengths(self._request.simulation.profile, lengths))
+        return self._limit_request(search_s)
+
+    def _limit_request(self, search_s: float) -> PlanRequest:
+        """Returns the request with a limit of a search or a table, in seconds."""
         settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
         return replace(self._request, settings=settings)
 

@@ -34,6 +34,7 @@ from interlace.observe.run_folder import create_next_run
 from interlace.robots.env_stage import simulators_of
 from interlace.rollouts.base import Episode
 from interlace.run.outcome import ScheduleOutcome, load_under_each
+from interlace.run.recipe.check_objective import refuse_addresses
 from interlace.run.recipe.check_settings import check_placement, check_sizes
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.run.recipe.engines import spanning_roles
@@ -340,6 +341,7 @@ def simulate_into(
 def check_simulated(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
     """Applies the checks of training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
+        refuse_addresses(recipe, "simulate")
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)
         check_profile_roles(recipe, profile, devices)

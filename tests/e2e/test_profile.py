@@ -54,7 +54,10 @@ def test_every_worker_of_a_recipe_is_measured(tmp_path: Path) -> None:
     check(found)
     assert found.reference is None and found.critic is None
     pairs = {(pair.role, pair.beside) for pair in found.interference}
-    assert pairs == {("rollout", "rollout"), ("rollout", "actor"), ("actor", "rollout")}
+    beside_controller = {("rollout", "controller"), ("actor", "controller")}
+    assert pairs == {("rollout", "rollout"), ("rollout", "actor"), ("actor", "rollout"), *beside_controller}
+    split = {(pair.role, pair.beside) for pair in found.interference if pair.call_slowdown is not None}
+    assert split == {("rollout", "actor"), ("actor", "rollout"), ("actor", "controller")}
     assert found.source.startswith("interlace profile quickstart ")
 
 
@@ -69,7 +72,7 @@ def test_a_critic_and_a_reference_where_the_algorithm_has_them(tmp_path: Path) -
     check(found)
     assert found.reference is not None and found.reference.token_s + found.reference.call_s > 0
     assert found.critic is not None and found.critic.optimizer_s > 0
-    assert not found.interference, "one device: nothing works beside anything"
+    assert {pair.beside for pair in found.interference} == {"controller"}, "no other worker works beside one device"
 
 
 def test_the_most_probable_tokens_of_a_teacher_are_measured(tmp_path: Path) -> None:

@@ -140,11 +140,13 @@ class SimulatedInference(Worker):
 
     async def _compute_samples(self, samples: Sequence[Sample], token_s: float) -> None:
         num_tokens = sum(sample.num_total_tokens for sample in samples)
-        await self._work(self._costs.call_s + num_tokens * token_s / self._speed)
+        call_s = self._costs.call_s
+        seconds = call_s + num_tokens * token_s / self._speed
+        await self._work(seconds, call_s / seconds if seconds else 0.0)
 
-    async def _work(self, seconds: float) -> None:
+    async def _work(self, seconds: float, call_share: float = 0.0) -> None:
         await self._pace.controller.wait()
-        await self._pace.work(self._role, seconds)
+        await self._pace.work(self._role, seconds, call_share)
 
 
 class SimulatedTrainer(SimulatedInference):
@@ -190,7 +192,7 @@ class SimulatedTrainer(SimulatedInference):
 
     @operation(bin="train", makes_activations=False)
     async def optimizer_step(self) -> None:
-        await self._work(self._train_costs.optimizer_s / self._speed)
+        await self._work(self._train_costs.optimizer_s / self._speed, call_share=1.0)
 
     @operation(on_device=False)
     async def step_metrics(self) -> Metrics:

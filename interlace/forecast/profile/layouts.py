@@ -150,7 +150,8 @@ def fit_engines(profile: Profile, spread: MeasuredSteps, apart: MeasuredSteps) -
         unhindered = _set_slowdown(set_slowdown(slowdown), "rollout", "actor", 1.0)
         return apart.compare(unhindered, _rollouts) > 1
 
-    return set_slowdown(_search_value(SLOWEST, profile.slowdown("rollout", ["rollout"]), is_too_fast))
+    measured = [pair.slowdown for pair in profile.interference if (pair.role, pair.beside) == ("rollout", "rollout")]
+    return set_slowdown(_search_value(SLOWEST, max(measured, default=1.0), is_too_fast))
 
 
 def fit_interference(profile: Profile, apart: MeasuredSteps) -> Profile:
@@ -178,9 +179,19 @@ def fit_interference(profile: Profile, apart: MeasuredSteps) -> Profile:
 
 
 def _set_slowdown(profile: Profile, role: str, beside: str, slowdown: float) -> Profile:
-    others = [pair for pair in profile.interference if (pair.role, pair.beside) != (role, beside)]
+    """Sets the slowdown of a pair, or the larger one of its two. The other one changes in proportion."""
+    pairs = {(pair.role, pair.beside): pair for pair in profile.interference}
+    old = pairs.pop((role, beside), None)
     pair = Interference(role=role, beside=beside, slowdown=slowdown)
-    return profile.model_copy(update={"interference": (*others, pair)})
+    if old and old.call_slowdown is not None and (most := max(old.slowdown, old.call_slowdown)) > 1:
+        scale = (slowdown - 1) / (most - 1)
+        pair = pair.model_copy(
+            update={
+                "slowdown": 1 + scale * (old.slowdown - 1),
+                "call_slowdown": 1 + scale * (old.call_slowdown - 1),
+            }
+        )
+    return profile.model_copy(update={"interference": (*pairs.values(), pair)})
 
 
 def _search_value(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:

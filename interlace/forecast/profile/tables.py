@@ -99,7 +99,8 @@ def _make_decode_table(costs: RolloutCosts) -> Table:
 def _make_interference_table(profile: Profile) -> Table:
     table = _make_table("Side by side, on different devices")
     for pair in profile.interference:
-        table.add_row(pair.role, f"beside {pair.beside}", f"{pair.slowdown:.2f}x as long")
+        calls = "" if pair.call_slowdown is None else f", {pair.call_slowdown:.2f}x in the constant part of a call"
+        table.add_row(pair.role, f"beside {pair.beside}", f"{pair.slowdown:.2f}x as long{calls}")
     return table
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -16,7 +16,7 @@ from interlace.core.types import FloatArray, Request, Sample, SamplingParams
 from interlace.flows.run import RoleGroups
 from interlace.forecast.profile.fit import Call, fit, medians, time_call
 from interlace.forecast.profile.rollout import find_queries, serve_all
-from interlace.forecast.profile.types import InferenceCosts, Interference, TrainCosts
+from interlace.forecast.profile.types import CONTROLLER, InferenceCosts, Interference, TrainCosts
 from interlace.rollouts.role_groups import ActorGroup, RolloutGroup, TrainedGroup
 from interlace.run.recipe.config import Recipe, algorithm_of
 from interlace.runtime.group import TypedGroup
@@ -103,10 +103,10 @@ async def measure_export(group: ActorGroup) -> float:
     return export_s
 
 
-def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
-    """Returns a call that trains one minibatch as a step of the recipe does."""
+def _train_calls(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> "Calls":
+    """Returns calls that train one minibatch as a step of the recipe does, and a part of it."""
     ready = trainable(samples, recipe)
-    return _train(group, ready[: max(1, len(ready) // recipe.minibatches)])
+    return Calls.of(ready[: max(1, len(ready) // recipe.minibatches)], lambda part: _train(group, part))
 
 
 def _train(group: TrainedGroup, samples: Sequence[Sample]) -> Call:
@@ -160,15 +160,42 @@ def _num_tokens(samples: Sequence[Sample]) -> int:
 
 
 ROUNDS = 5
+FEW = 8
+"""Divisor of the samples in the smaller of two calls, whose constant part is a larger share of their time."""
+BURST_S = 1e-4
+"""Seconds for which the controller runs Python before it waits for an event."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calls:
+    """Calls that a worker repeats, with different numbers of tokens."""
+
+    calls: Sequence[Call]
+    tokens: Sequence[int] = ()
+    """Tokens of each call. If empty, the calls have no constant part that is measured apart."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], make_call: Callable[[Sequence[Sample]], Call]) -> "Calls":
+        """Makes a call on all samples, and one on a part of them unless there are too few."""
+        parts = [samples, samples[: len(samples) // FEW]] if len(samples) >= FEW else [samples]
+        return cls(calls=[make_call(part) for part in parts], tokens=[_num_tokens(part) for part in parts])
+
+    async def measure_shares(self) -> list[float]:
+        """Measures the share of the constant part in the time of each call; 0 for a single call."""
+        if len(self.tokens) < 2:
+            return [0.0] * len(self.calls)
+        times = await medians(self.calls, rounds=ROUNDS, budget_s=5.0)
+        call_s, _ = fit([[1.0, tokens] for tokens in self.tokens], times)
+        return [min(1.0, float(call_s) / seconds) for seconds in times]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusyWorker:
-    """An instance and the call that it repeats."""
+    """An instance and the calls that it repeats."""
 
     role: str
     group: TypedGroup
-    call: Call
+    calls: Calls
 
     def may_work_beside(self, other: "BusyWorker") -> bool:
         """Returns whether the two workers share no device."""
@@ -178,25 +205,62 @@ class BusyWorker:
 async def measure_interference(
     groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
 ) -> tuple[Interference, ...]:
-    """Measures the slowdown of each role by each other role that can work concurrently on the cluster's devices.
+    """Measures the slowdown of each role by each other role that can work concurrently on the cluster's devices, and by
+    the controller.
 
     samples: samples of a step. If a role has many instances, all of them work, and each accounts for its share.
     """
     workers = list(_make_workers(groups, samples, sampling, recipe))
     one_of_each_role = {worker.role: worker for worker in reversed(workers)}.values()
-    pairs = [
+    pairs: list[tuple[BusyWorker, list[BusyWorker]]] = [(worker, []) for worker in one_of_each_role]
+    pairs += [
         (worker, beside)
         for worker in one_of_each_role
         for role in dict.fromkeys(other.role for other in workers)
         if "rollout" in (worker.role, role)
         and (beside := [other for other in workers if other.role == role and other.may_work_beside(worker)])
     ]
-    found = []
-    for worker, beside in pairs:
-        ratio = await slowdown(worker.call, [other.call for other in beside], budget_s=budget_s / len(pairs))
-        each = 1 + max(0.0, ratio - 1) / len(beside)
-        found.append(Interference(role=worker.role, beside=beside[0].role, slowdown=each))
-    return tuple(found)
+    shares = {worker.role: await worker.calls.measure_shares() for worker in one_of_each_role}
+    return tuple([await _measure_pair(*pair, shares, budget_s=budget_s / len(pairs)) for pair in pairs])
+
+
+async def _measure_pair(
+    worker: BusyWorker, beside: Sequence[BusyWorker], shares: Mapping[str, Sequence[float]], *, budget_s: float
+) -> Interference:
+    """Measures the slowdown of a worker by each of the others; if there are none, by the controller.
+
+    shares: role -> share of the constant part in the time of each of its calls.
+    """
+    role = beside[0].role if beside else CONTROLLER
+    trained = worker if len(shares[worker.role]) > 1 or not beside else beside[0]
+    excess: list[float] = []
+    for place in range(len(shares[trained.role])):
+        call = worker.calls.calls[place if trained is worker else 0]
+        others = [other.calls.calls[place if trained is other else 0] for other in beside] or [_run_controller]
+        ratio = await slowdown(call, others, budget_s=budget_s / len(shares[trained.role]))
+        excess.append(max(0.0, ratio - 1) / len(others))
+    return split_slowdown(worker.role, role, shares[trained.role], [1 + each for each in excess])
+
+
+def split_slowdown(role: str, beside: str, shares: Sequence[float], slowdowns: Sequence[float]) -> Interference:
+    """Splits the slowdowns of two calls into those of the constant part of a call and of the rest.
+
+    shares: share of the constant part in the time of each call. The slowdown of a single call is not split.
+    """
+    if len(slowdowns) == 1:
+        return Interference(role=role, beside=beside, slowdown=slowdowns[0])
+    of_call, of_rest = fit([[share, 1 - share] for share in shares], slowdowns)
+    return Interference(
+        role=role, beside=beside, slowdown=max(1.0, float(of_rest)), call_slowdown=max(1.0, float(of_call))
+    )
+
+
+async def _run_controller() -> None:
+    """Runs Python on the controller's thread, as the controller does between two events."""
+    until_s = time.perf_counter() + BURST_S
+    while time.perf_counter() < until_s:
+        pass
+    await asyncio.sleep(0)
 
 
 async def slowdown(call: Call, others: Sequence[Call], *, budget_s: float) -> float:
@@ -238,13 +302,14 @@ def _make_workers(
     share = math.ceil(len(samples) / len(groups.rollout))
     for place, engine in enumerate(groups.rollout):
         mine = samples[place * share : (place + 1) * share] or samples[:share]
-        yield BusyWorker(role="rollout", group=engine, call=_make_generation(engine, mine, sampling))
+        yield BusyWorker(role="rollout", group=engine, calls=Calls(calls=[_make_generation(engine, mine, sampling)]))
     if groups.reference:
         reference = groups.reference[0]
-        yield BusyWorker(role="reference", group=reference, call=lambda: reference.logprobs(samples))
+        calls = Calls.of(samples, lambda part: lambda: reference.logprobs(part))
+        yield BusyWorker(role="reference", group=reference, calls=calls)
     if groups.critic:
-        yield BusyWorker(role="critic", group=groups.critic, call=train_call(groups.critic, samples, recipe))
-    yield BusyWorker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
+        yield BusyWorker(role="critic", group=groups.critic, calls=_train_calls(groups.critic, samples, recipe))
+    yield BusyWorker(role="actor", group=groups.actor, calls=_train_calls(groups.actor, samples, recipe))
 
 
 def _make_generation(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:

@@ -22,6 +22,8 @@ def speed_up(num_devices: int, efficiency: float) -> float:
     return float((2 * efficiency) ** math.log2(num_devices)) if num_devices > 1 else 1.0
 
 
+CONTROLLER = "controller"
+"""Name of the controller's thread in a pair of Interference."""
 Scaling: TypeAlias = tuple[tuple[int, float], ...]
 """(devices, speed relative to one device), measured or stated, by increasing number of devices. Interpolated linearly
 in the logarithm of the number, constant after the last point."""
@@ -290,9 +292,17 @@ class Interference(Config):
     role: str
     """Role that is slowed down."""
     beside: str
-    """Role whose instance works at the same time."""
+    """Role whose instance works at the same time; `controller` for the thread of the controller."""
     slowdown: float = Field(ge=1)
     """Relative duration of the work."""
+    call_slowdown: float | None = Field(default=None, ge=1)
+    """Relative duration of the work during the constant part of a training or inference call of either worker, most of
+    which is Python. `slowdown` is then for the rest of the call, which needs no GIL. If None, both are equal."""
+
+    def at(self, call_share: float) -> float:
+        """Returns the slowdown if the constant part is this share of a call."""
+        call_slowdown = self.slowdown if self.call_slowdown is None else self.call_slowdown
+        return self.slowdown + call_share * (call_slowdown - self.slowdown)
 
 
 class RunSizes(Config):
@@ -383,10 +393,3 @@ class Profile(Config):
         if role == "reference":
             return self.reference or self.actor.inference
         return (self.critic or self.actor) if role == "critic" else self.actor
-
-    def slowdown(self, role: str, beside: Iterable[str]) -> float:
-        """Returns the relative duration of a role's work while others work. beside: one role per instance; slowdowns
-        add up.
-        """
-        pairs = {(pair.role, pair.beside): pair.slowdown - 1 for pair in self.interference}
-        return 1 + sum(pairs.get((role, other), 0.0) for other in beside)

@@ -8,8 +8,9 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 
 from interlace.core.state_parts import peak_bytes
-from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RolloutCosts
+from interlace.forecast.profile.types import InferenceCosts, Lengths, Profile, RolloutCosts, Turns
 from interlace.forecast.search.candidates import period_steps
+from interlace.forecast.search.episodes import EpisodeModel
 from interlace.schedule.placement import Device, Pools
 from interlace.schedule.schedule import Oversample, Schedule, TailBatching
 
@@ -171,6 +172,18 @@ def response_lengths(lengths: Lengths, max_new_tokens: int) -> tuple[float, ...]
     return tuple(min(length, float(max_new_tokens)) for length in found)
 
 
+@lru_cache(maxsize=64)
+def _make_episode(lengths: Lengths, max_new_tokens: int, turns: Turns | None, num_envs: int) -> EpisodeModel:
+    responses = response_lengths(lengths, max_new_tokens)
+    return EpisodeModel.of(responses, lengths.prompt_tokens, turns, has_envs=num_envs > 0)
+
+
+def _find_episode(profile: Profile, workload: Workload) -> EpisodeModel:
+    """Returns the mean episode of a workload; its profile may have turns that the recipe does not use."""
+    turns = profile.turns if workload.turns > 1 or workload.num_envs else None
+    return _make_episode(profile.lengths, workload.max_new_tokens, turns, workload.num_envs)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEstimate:
     """Analytic estimates of the seconds of a step."""
@@ -231,8 +244,10 @@ def _likely_s(
             whole_s, period = _wave_s(schedule, profile, workload, devices, surplus=1.0), period_steps(schedule)
             generate_s += (whole_s - generate_s) / period
         elif surplus > 1:
-            lengths = response_lengths(profile.lengths, workload.max_new_tokens)
+            lengths = _find_episode(profile, workload).lengths
             generate_s *= fmean(lengths) / fmean(lengths[: math.ceil(len(lengths) / surplus)])
+        if workload.num_envs:  # engines and simulators take turns
+            generate_s = max(generate_s, *generating)
     if shares:
         return generate_s + train_s
     if schedule.staleness_bound:
@@ -246,21 +261,23 @@ def _likely_s(
 def _wave_s(
     schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...], *, surplus: float
 ) -> float:
-    """Returns the seconds in which engines generate a step's responses from the first to the last one.
+    """Returns the seconds in which engines generate a step's episodes from the first to the last one.
 
-    surplus: responses that are launched for each one that the step needs. The wave ends when enough of them have ended.
+    surplus: episodes that are launched for each one that the step needs. The wave ends when enough of them have ended.
     """
-    lengths = response_lengths(profile.lengths, workload.max_new_tokens)
-    instances = schedule.instances("rollout", devices)
+    episode = _find_episode(profile, workload)
+    lengths, instances = episode.lengths, schedule.instances("rollout", devices)
     costs, span = profile.on("rollout", _find_pools(instances[0])), len(instances[0])
     if not isinstance(costs, RolloutCosts):
         return 0.0
     num_samples = surplus * workload.samples_per_step / len(instances)
-    seconds, length = 0.0, 0.0
+    most = min(costs.max_running, workload.num_envs / len(instances) or math.inf)
+    seconds = episode.tool_s + num_samples * episode.prefill_tokens * costs.prefill_token_s / costs.speed(span)
+    length, grown = 0.0, 2 * episode.context_tokens * len(lengths) / sum(lengths)
     for place, longer in enumerate(lengths[: math.ceil(len(lengths) / surplus)]):
         left = num_samples * (1 - place / len(lengths))
-        batch = max(1.0, min(left, costs.max_running))
-        reading_s = costs.context_token_s * batch * longer / costs.context_speed(span)
+        batch = max(1.0, min(left, most))
+        reading_s = costs.context_token_s * batch * longer * grown / costs.context_speed(span)
         decode_s = costs.step_s(batch) / costs.speed(span) + reading_s
         seconds += (longer - length) * decode_s * max(1.0, left / batch)
         length = longer
@@ -271,11 +288,7 @@ def _add_training(
     busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
 ) -> None:
     """Adds the work of the roles that read a step's tokens, at the best rate of each."""
-    lengths = response_lengths(profile.lengths, workload.max_new_tokens)
-    num_tokens = workload.samples_per_step * (fmean(lengths) + profile.lengths.prompt_tokens)
-    if workload.num_envs and profile.turns:  # each turn is trained with its own observation
-        sensed = workload.samples_per_step * fmean(profile.turns.given_tokens)
-        num_tokens = (num_tokens + sensed) * fmean(profile.turns.turns)
+    num_tokens = workload.samples_per_step * _find_episode(profile, workload).trained_tokens
     for role in workload.roles:
         if role in ("rollout", "env"):
             continue
@@ -316,16 +329,18 @@ def _add_generation(
     busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
 ) -> None:
     instances = schedule.instances("rollout", devices)
-    mean, rate = fmean(response_lengths(profile.lengths, workload.max_new_tokens)), 0.0
+    episode, rate = _find_episode(profile, workload), 0.0
+    mean = fmean(episode.lengths)
     ahead = math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances))
     counts = Counter(map(_find_pools, instances))
     for pools, kind in _instance_of_kinds(instances).items():
         costs, span = profile.on("rollout", pools), len(kind)
         if not isinstance(costs, RolloutCosts):
             continue
-        reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
+        reading_s = costs.context_token_s * episode.context_tokens / costs.context_speed(span)
         best_s = _best_token_s(costs, min(costs.max_running, ahead))
-        each = mean * (best_s / costs.speed(span) + reading_s) + costs.sequence_s
+        each = mean * (best_s / costs.speed(span) + reading_s) + episode.turns * costs.sequence_s
+        each += episode.prefill_tokens * costs.prefill_token_s / costs.speed(span)
         rate += counts[pools] / each if each else math.inf
     for device in (device for instance in instances for device in instance):
         busy[device.index] += workload.samples_per_step / rate

@@ -6,6 +6,7 @@ from interlace.algorithms import Algorithm
 from interlace.algorithms.offline import OfflineAlgorithm
 from interlace.core.errors import UserError
 from interlace.data.mixture import list_learning_samplers
+from interlace.engines.rollout.config import AddressConfig
 from interlace.models.config import ModelConfig
 from interlace.run.recipe.config import Recipe, algorithm_of, is_offline, list_algorithms
 from interlace.run.warmup_inputs import describe_content
@@ -28,6 +29,20 @@ def refuse_unprofiled(recipe: Recipe, command: str) -> None:
             f"`interlace {command}` measures training on samples, and algorithm {recipe.algorithm.name!r} learns from "
             "replayed transitions, whose costs no profile has: start it with `interlace train`."
         )
+    refuse_addresses(recipe, command)
+
+
+def refuse_addresses(recipe: Recipe, command: str) -> None:
+    """Raises UserError if a command predicts engines on devices and the recipe's engines are servers elsewhere."""
+    services = {"rollout": recipe.rollout, "reference.service": recipe.reference.service}
+    for name, service in services.items():
+        if isinstance(service, AddressConfig):
+            raise UserError(
+                f"`interlace {command}` predicts engines on the devices of the placement, and {name}.engine = "
+                f"{service.engine!r} uses servers elsewhere, whose number and speed no profile has. Take an engine "
+                f"that the run starts, such as {name}={'native' if name == 'rollout' else 'interlace'}, or start the "
+                "run with `interlace train` and a schedule of your choice."
+            )
 
 
 def check_offline_settings(recipe: Recipe) -> None:

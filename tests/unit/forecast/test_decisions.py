@@ -102,7 +102,7 @@ def test_the_count_of_a_table_bounds_its_samples(monkeypatch: pytest.MonkeyPatch
     request = PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
     spent = dict[Schedule, int]()
 
-    def simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> tuple[float, ...]:
+    def simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity, _stop_at_s: float) -> tuple[float, ...]:
         assert schedule not in spent, "a schedule that cannot run is tried once"
         spent[schedule] = len(FACTORS) * fidelity.num_steps(schedule) * request.workload.requests_per_step
         return () if schedule.concurrency == 16 else (1 / (1 + schedule.max_staleness),) * len(FACTORS)
@@ -111,6 +111,20 @@ def test_the_count_of_a_table_bounds_its_samples(monkeypatch: pytest.MonkeyPatch
     current = load_schedule("verl-colocated")
     make_table(request, current, accepts=accept_all)
     assert count_samples(request, current) * 0.7 < sum(spent.values()) <= count_samples(request, current)
+
+
+def test_a_table_ends_at_the_limit_of_the_search() -> None:
+    """At 8,192 samples a step it took minutes, because all samples of every schedule were simulated."""
+    sizes = ["prompts_per_step=1024", "samples_per_prompt=8", "sampling.max_new_tokens=4000", "steps=40"]
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
+    settings = PlanSettings(max_staleness=4, search_samples=4000, search_s=1e4)
+    request = PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
+    current = load_schedule("one-step-off")
+    assert count_samples(request, current) < 120_000, "all samples are 12 million"
+    began_s = time.process_time()
+    table = make_table(request, current, accepts=accept_all)
+    assert current in table.rows
+    assert time.process_time() - began_s < 5
 
 
 def test_growth_keeps_the_shape_of_the_lengths() -> None:

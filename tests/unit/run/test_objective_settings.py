@@ -7,8 +7,10 @@ import pytest
 
 from interlace.cli.chaos import certify_faults
 from interlace.core.errors import UserError
+from interlace.forecast.costs.profiles import load_profile
+from interlace.forecast.simulate import Simulation, check_simulated
 from interlace.run.library import ProgramInputs, trains_on_rows
-from interlace.run.recipe.check_objective import refuse_offline
+from interlace.run.recipe.check_objective import refuse_offline, refuse_unprofiled
 from interlace.run.recipe.check_settings import check_settings
 from interlace.run.recipe.load import load_recipe
 
@@ -19,6 +21,19 @@ OFFLINE = ("sft", "dpo", "reward-model")
 def test_commands_about_generation_refuse_given_rows_in_one_sentence(name: str) -> None:
     with pytest.raises(UserError, match="`interlace plan` is for recipes whose policy generates samples"):
         refuse_offline(load_recipe(name), "plan")
+
+
+@pytest.mark.parametrize(
+    "servers",
+    ["rollout={engine: address, urls: [http://a:1]}", "reference.service={engine: address, urls: [http://a:1]}"],
+)
+def test_forecasts_refuse_engines_that_are_servers_elsewhere(servers: str) -> None:
+    recipe = load_recipe("quickstart", [servers])
+    with pytest.raises(UserError, match=r"`interlace plan` predicts engines on the devices.*servers elsewhere"):
+        refuse_unprofiled(recipe, "plan")
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=2)
+    with pytest.raises(UserError, match="`interlace simulate` predicts engines"):
+        check_simulated({"": recipe}, simulation.profile, simulation.devices)
 
 
 def test_chaos_refuses_given_rows() -> None:

@@ -60,6 +60,21 @@ def replace_slowdown(pair: Interference) -> Interference:
     return pair if pair.role == pair.beside else pair.model_copy(update={"slowdown": 1.0})
 
 
+def test_steps_determine_both_slowdowns_of_a_call_in_proportion() -> None:
+    recipe = with_zero_lr(RECIPE, APART.schedule(2))
+    pair = Interference(role="actor", beside="rollout", slowdown=1.2, call_slowdown=3.0)
+    truth = PROFILE.model_copy(update={"interference": (pair,)})
+    start = truth.model_copy(
+        update={"interference": (pair.model_copy(update={"slowdown": 1.1, "call_slowdown": 2.0}),)}
+    )
+    [found] = [
+        each
+        for each in fit_interference(start, steps_of(recipe, simulate_steps(truth, recipe, 2))).interference
+        if each.role == "actor"
+    ]
+    assert (found.slowdown, found.call_slowdown) == pytest.approx((1.2, 3.0), rel=0.1)
+
+
 def test_work_that_never_meets_teaches_nothing() -> None:
     recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
     real = simulate_steps(PROFILE, recipe, 2)
@@ -120,6 +135,6 @@ def test_generation_beside_training_determines_the_slowdown_of_engines_by_engine
         update={"rollout": scale_rollout(PROFILE.rollout, spread.compare(PROFILE, lambda times: times.rollouts_s))}
     )
     found = fit_engines(start, spread, apart)
-    assert found.slowdown("rollout", ["rollout"]) == pytest.approx(1.8, rel=0.05)
+    assert [pair.slowdown for pair in found.interference] == pytest.approx([1.8], rel=0.05)
     assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.05)
     assert fit_engines(hindered, spread, apart) == hindered, "steps as predicted change nothing"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from interlace.forecast.profile.fit import fit, intraclass_correlation, log_spread, medians
+from interlace.forecast.profile.training import split_slowdown
 
 
 def test_coefficients_of_very_different_size_are_found() -> None:
@@ -67,3 +68,12 @@ def test_likeness_is_0_for_chance_and_1_for_prompts_that_are_always_or_never_sol
         0, abs=0.02
     )
     assert intraclass_correlation([[True, True], [True, True]]) == 0
+
+
+def test_two_calls_split_a_slowdown_into_the_constant_part_of_a_call_and_the_rest() -> None:
+    shares = [0.1, 0.6]
+    slowdowns = [share * 4 + (1 - share) * 1.5 for share in shares]
+    found = split_slowdown("actor", "rollout", shares, slowdowns)
+    assert (found.call_slowdown, found.slowdown) == pytest.approx((4.0, 1.5))
+    single = split_slowdown("rollout", "rollout", [0.0], [1.8])
+    assert (single.call_slowdown, single.slowdown) == (None, 1.8)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.forecast.profile.types import Interference, Profile, RolloutCosts, StateCosts, TrainCosts, speed_up
+from interlace.forecast.profile.types import RolloutCosts, StateCosts, speed_up
 
 
 def test_a_decode_step_is_linear_between_measured_batches_and_beyond() -> None:
@@ -29,23 +29,6 @@ def test_state_is_sharded_and_buffers_are_not() -> None:
 def test_decode_steps_that_make_no_sense_are_refused(steps: list[list[float]]) -> None:
     with pytest.raises(UserError, match=r"steps|decode step"):
         RolloutCosts.parse({"steps": steps, "kv_tokens": 1})
-
-
-def test_workers_beside_one_another_add_up() -> None:
-    pairs = (
-        Interference(role="rollout", beside="actor", slowdown=1.5),
-        Interference(role="rollout", beside="rollout", slowdown=2),
-    )
-    profile = Profile(
-        device="cpu",
-        device_memory_bytes=1,
-        rollout=RolloutCosts(steps=((1, 1e-3),), kv_tokens=1),
-        actor=TrainCosts(token_s=0),
-        interference=pairs,
-    )
-    assert profile.slowdown("rollout", []) == 1
-    assert profile.slowdown("rollout", ["actor", "rollout", "rollout"]) == 3.5
-    assert profile.slowdown("actor", ["rollout"]) == 1
 
 
 def test_an_instance_may_be_no_faster_on_several_devices() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.forecast.profile.types import Lengths, TrainCosts
+from interlace.forecast.profile.types import Lengths, RolloutCosts, TrainCosts, Turns
 from interlace.forecast.search import planner
 from interlace.forecast.search.bounds import estimate_step, misfit, response_lengths
 from interlace.forecast.search.candidates import Candidate, Layout, neighbours, plain
@@ -228,6 +228,27 @@ def test_a_lower_bound_is_below_what_a_long_response_takes() -> None:
     assert alone > 0
     ahead = Schedule.parse({"max_staleness": 4, "batching": "arrival"})
     assert estimate_step(ahead, PROFILE, WORKLOAD, devices(8)).least_s <= alone
+
+
+def test_turns_of_an_episode_count_in_the_order_of_candidates() -> None:
+    """Estimates with one response per sample preferred fewer engines, although agents generate eight times as much."""
+    lengths = Lengths(median=100, prompt_sigma=0.0, response_sigma=0.0)
+    turns = Turns(turns=(8.0,), given_tokens=(10.0,), tool_s=(1.0,))
+    rollout = RolloutCosts(steps=((1, 0.05), (4, 0.05), (64, 0.2)), kv_tokens=100_000)
+    actor = PROFILE.actor.model_copy(update={"token_s": 1e-3})
+    agents = PROFILE.model_copy(update={"lengths": lengths, "turns": turns, "rollout": rollout, "actor": actor})
+
+    def estimate(share: int, num_turns: float, **fields: object) -> float:
+        placement = {"rollout": f"0-{share}%", "actor": f"{share}-100%"}
+        schedule = Schedule.parse({"placement": placement, **fields})
+        return estimate_step(schedule, agents, replace(WORKLOAD, turns=num_turns), devices(8)).likely_s
+
+    ahead = {"max_staleness": 2, "batching": "arrival", "on_update": "keep"}
+    assert min((25, 50, 75), key=lambda share: estimate(share, 1.0, **ahead)) == 50
+    assert min((25, 50, 75), key=lambda share: estimate(share, 8.0, **ahead)) == 75
+    assert estimate(75, 8.0) - estimate(75, 8.0, **ahead) > 7.0, (
+        "a synchronous step also waits for the seven tools of an episode"
+    )
 
 
 def test_a_cost_per_token_that_was_measured_as_0_gives_a_lower_bound() -> None:
