@@ -27,13 +27,12 @@ from _planner_time import limit_samples
 from interlace.flows.steps import StepResult
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.costs.scale import scale_model
-from interlace.forecast.decisions import count_samples, with_growth
+from interlace.forecast.decisions import with_growth
 from interlace.forecast.observed import with_rewards
-from interlace.forecast.online import OnlinePlanner, search_again
+from interlace.forecast.online import OnlinePlanner
 from interlace.forecast.plan import PlanRequest, PlanSettings, make_plan
 from interlace.forecast.profile.types import Lengths, RewardCosts
 from interlace.forecast.remaining import fit_schedule, leave_out_devices
-from interlace.forecast.scoring import FIRST_SAMPLE_S
 from interlace.forecast.search.candidates import Candidate, leaves_out, warm_up_steps
 from interlace.forecast.search.plans import list_changes
 from interlace.forecast.simulate import Simulation
@@ -309,15 +308,13 @@ class VirtualProcess:
 
     def apply_async(self, func: Callable[..., T], args: tuple[object, ...]) -> Job[T]:
         """Runs a job with the effort of an idle core in its seconds."""
-        request, accepts, schedule, *others = args
-        if not isinstance(request, PlanRequest) or not isinstance(schedule, Schedule):
-            raise TypeError(f"a job takes a request, a check and a schedule, not {args}")
+        request, *others = args
+        if not isinstance(request, PlanRequest):
+            raise TypeError(f"the first argument of a job is a request, not {request}")
         seconds = request.settings.search_s
         request = replace(request, settings=request.settings.model_copy(update=limit_samples(seconds)))
-        if func != search_again:
-            seconds = min(seconds, FIRST_SAMPLE_S * count_samples(request, schedule))
         self._free_s = max(self._free_s, self._clock.now_s) + seconds
-        return Job(result=func(request, accepts, schedule, *others), ends_s=self._free_s, clock=self._clock)
+        return Job(result=func(request, *others), ends_s=self._free_s, clock=self._clock)
 
     def terminate(self) -> None: ...
 

@@ -1,137 +1,166 @@
-"""Decisions between schedules in microseconds, from step times that were simulated beforehand at several lengths."""
+"""Choice between schedules with few simulations: at the start of a run, and between two of its steps."""
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from statistics import fmean
+from functools import lru_cache
 
 from interlace.forecast.plan import PlanRequest, RecipePlan
 from interlace.forecast.profile.types import Profile
-from interlace.forecast.scoring import FIRST_SAMPLE_S, TimedEffort, Workplace
-from interlace.forecast.search.bounds import coarser, response_lengths
-from interlace.forecast.search.candidates import change_fields
-from interlace.forecast.search.plans import Accepts, Fidelity, Planned, Score
+from interlace.forecast.scoring import Workplace
+from interlace.forecast.search.bounds import coarser, estimate_step
+from interlace.forecast.search.candidates import Candidate, change_fields
+from interlace.forecast.search.plans import Fidelity, Planned, Score, choose_coarse
 from interlace.forecast.search.replanner import is_faster
 from interlace.forecast.simulate import Simulation
+from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
+from interlace.stages.factory import LIVE
 
-FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Lengths of responses, relative to the profile, at which schedules are simulated."""
-STEPS, FEW_STEPS = 10, 4
-"""Counted steps of each simulation, and if a step has MANY samples."""
-MANY = 512
+DECISION_S, DECISION_EFFORT = 0.2, 1500
+"""Limit of a decision: seconds of an idle core, and the effort that they allow. A simulated sample counts 1, and each
+device DEVICE_STEP in each step, because a simulated engine takes as long for few samples as for several."""
+DEVICE_STEP = 10
+LIVE_STEPS = (6, 4, 2)
+"""Counted steps of a simulation: the largest number that a decision allows."""
+ERRORS = 2.0
+"""Standard errors of a predicted gain that the gain must exceed."""
+START_STEPS = 10
+"""Counted steps of each simulation for the choice between tied plans."""
 START_GROWTH = 2.0
 """Growth of the responses for which the first of several tied plans is chosen."""
 START_SHARE = 0.25
 """Limit of the choice between tied plans, as a share of the time of the search before it."""
-ROUNDS = 2
-"""Rounds of one change each, the second from the best schedule of the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveDecision:
-    """Best schedule for the measured lengths."""
+    """A schedule, compared with the present one."""
 
     schedule: Schedule
     step_s: float
     """Predicted seconds of its step."""
     current_s: float
-    """Predicted seconds of a step of the current schedule."""
+    """Predicted seconds of a step of the present schedule."""
+    error: float = 0.0
+    """Standard error of the logarithm of their ratio: few steps are simulated."""
+
+    @property
+    def most_ratio(self) -> float:
+        """Logarithm of the ratio of both, ERRORS above its prediction."""
+        return math.log(self.step_s / self.current_s) + ERRORS * self.error
 
     def pays(self, noise: float) -> bool:
         """Returns whether the gain exceeds the error of predictions and the noise of the profile."""
-        return is_faster(self.step_s, self.current_s, noise=noise)
+        return is_faster(self.step_s, self.current_s, noise=max(noise, ERRORS * self.error))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecisionTable:
-    """Seconds of a step of each schedule at each length factor."""
+class LiveSearch:
+    """Search among the schedules that a run can change to without a restart, in several short decisions.
 
-    lengths: tuple[float, ...]
-    """Mean length of a response at FACTORS, in tokens. The recipe's limit cuts the longest responses."""
-    rows: Mapping[Schedule, tuple[float, ...]]
-    """Schedule -> seconds at FACTORS."""
+    A decision takes at most DECISION_EFFORT, on the smallest model of the cluster. The results are kept for the next
+    decisions, until all schedules are known or the effort of the search is used up.
+    """
 
-    def decide(self, current: Schedule, mean_length: float) -> LiveDecision | None:
-        """Returns the fastest schedule at a measured mean length; None if the table lacks the current one.
-
-        Seconds between two lengths are interpolated in the logarithms of both, and kept beyond the outer ones.
+    def __init__(
+        self,
+        request: PlanRequest,
+        current: Schedule,
+        earlier: Iterable[Schedule],
+        *,
+        is_allowed: Callable[[Schedule], bool],
+        effort: int,
+    ) -> None:
+        """request: with the present lengths and costs. current: the schedule of the run. earlier: schedules that are
+        tried first. is_allowed: returns whether the run can change to a schedule. effort: limit of all decisions.
         """
-        if current not in self.rows:
+        self._request, self._workload, self._current = request, request.workload, current
+        self._is_allowed, self.effort_left = is_allowed, effort
+        profile = request.simulation.profile
+        self._fidelities = [choose_coarse(self._workload, profile, steps) for steps in LIVE_STEPS]
+        self._scores: dict[Schedule, Score] = {}
+        self._waiting = deque([current, *earlier])
+        self._tried: set[Schedule] = set()
+        self._add_neighbours()
+
+    @property
+    def is_done(self) -> bool:
+        """True if no schedule is left that the effort of the search allows to simulate."""
+        return not self._waiting
+
+    def follow(self, schedule: Schedule) -> None:
+        """Continues from another schedule, to which the run has changed."""
+        self._current = schedule
+        self._add_neighbours()
+
+    def decide(self) -> LiveDecision | None:
+        """Simulates the next schedules. Returns the best one so far; None without a score of the present one."""
+        left = DECISION_EFFORT
+        while self._waiting:
+            schedule = self._waiting[0]
+            fidelity, effort = self._choose_fidelity(schedule)
+            if left < effort <= DECISION_EFFORT:
+                break
+            self._waiting.popleft()
+            if schedule in self._tried or effort > DECISION_EFFORT:
+                continue
+            self._tried.add(schedule)
+            if effort > self.effort_left:
+                self._waiting.clear()
+            elif schedule == self._current or self._is_allowed(schedule):
+                left, self.effort_left = left - effort, self.effort_left - effort
+                self._simulate(schedule, fidelity)
+        if self._current not in self._scores:
+            self._waiting.clear()
             return None
-        seconds = {schedule: _interpolate(self.lengths, row, mean_length) for schedule, row in self.rows.items()}
-        best = min(seconds, key=lambda schedule: seconds[schedule])
-        return LiveDecision(schedule=best, step_s=seconds[best], current_s=seconds[current])
+        return min((self._compare(each) for each in self._scores), key=lambda each: each.most_ratio)
 
+    def _compare(self, schedule: Schedule) -> LiveDecision:
+        scores = self._scores[schedule], self._scores[self._current]
+        error = math.hypot(*(each.error_s / each.step_s for each in scores)) if schedule != self._current else 0.0
+        return LiveDecision(schedule=schedule, step_s=scores[0].step_s, current_s=scores[1].step_s, error=error)
 
-def _interpolate(lengths: Sequence[float], row: Sequence[float], length: float) -> float:
-    place = min(max(length, lengths[0]), lengths[-1])
-    upper = next(index for index, each in enumerate(lengths) if place <= each)
-    if upper == 0:
-        return row[0]
-    low, high = lengths[upper - 1], lengths[upper]
-    share = math.log(place / low) / math.log(high / low)
-    return math.exp((1 - share) * math.log(row[upper - 1]) + share * math.log(row[upper]))
+    def _simulate(self, schedule: Schedule, fidelity: Fidelity) -> None:
+        place, on_model = _make_workplace(self._request), self._on_model(schedule)
+        if on_model is None:
+            return
+        # In a thread, because the event loop of the run is running in this one.
+        with ThreadPoolExecutor(1) as thread:
+            score = thread.submit(place.score, on_model, fidelity).result()
+        if isinstance(score, Score):
+            self._scores[schedule] = score
 
+    def _add_neighbours(self) -> None:
+        """Adds the schedules that can be reached from the present one, the fastest by the analytic estimate first."""
+        settings, simulation, scale = self._request.settings, self._request.simulation, self._fidelities[0].scale
+        count, pools = self._workload.on_model(scale)
+        devices = replace(simulation, num_devices=count, pools=pools).devices
+        prompts = self._workload.prompts_per_step // scale
+        workload = replace(self._workload, num_devices=count, prompts_per_step=prompts)
+        found = dict[Schedule, float]()
+        for schedule in list_live(self._current, settings.max_staleness, simulation):
+            if not settings.refusal(schedule) and (on_model := self._on_model(schedule)):
+                found[schedule] = estimate_step(on_model, simulation.profile, workload, devices).likely_s
+        self._waiting.extend(sorted(found, key=lambda each: found[each]))
 
-def make_table(request: PlanRequest, current: Schedule, *, accepts: Accepts) -> DecisionTable:
-    """Simulates the current schedule and those that a run can change to without a restart, at every length factor.
+    def _choose_fidelity(self, schedule: Schedule) -> tuple[Fidelity, int]:
+        """Returns the closest fidelity that a decision allows, else the coarsest, and the effort of a simulation."""
+        for fidelity in self._fidelities:
+            num_steps, (num_devices, _) = fidelity.num_steps(schedule), self._workload.on_model(fidelity.scale)
+            effort = fidelity.count_samples(num_steps, self._workload) + DEVICE_STEP * num_steps * num_devices
+            if effort <= DECISION_EFFORT:
+                break
+        return fidelity, effort
 
-    It ends after `search_s` or `search_samples` of the request, without the schedules that remain. accepts: returns the
-    reason why a schedule cannot run.
-    """
-    rows, tried = dict[Schedule, tuple[float, ...]](), set[Schedule]()
-    fidelity, _ = _size_table(request, current)
-    effort = TimedEffort(request.settings.search_s, processes=1, num_samples=request.settings.search_samples)
-    start = current
-    for _ in range(ROUNDS):
-        for schedule in list_live(start, request.settings.max_staleness, request.simulation):
-            if schedule in tried:
-                continue
-            tried.add(schedule)
-            if schedule != current and (request.settings.refusal(schedule) or accepts(schedule)):
-                continue
-            num_samples = _count_row(request, schedule, fidelity)
-            if rows and not effort.affords(num_samples):
-                continue
-            if row := _simulate(request, schedule, fidelity, effort.stop_at_s):
-                rows[schedule] = row
-            effort.spend(num_samples)
-        if not rows:
-            break
-        start = min(rows, key=lambda schedule: fmean(math.log(seconds) for seconds in rows[schedule]))
-    profile, most = request.simulation.profile, request.recipe.sampling.max_new_tokens
-    lengths = tuple(fmean(response_lengths(with_growth(profile, factor).lengths, most)) for factor in FACTORS)
-    return DecisionTable(lengths=lengths, rows=rows)
-
-
-def count_samples(request: PlanRequest, current: Schedule) -> int:
-    """Returns the samples that make_table() simulates at most: later rounds may begin from the longest pipeline."""
-    return _size_table(request, current)[1]
-
-
-def _size_table(request: PlanRequest, current: Schedule) -> tuple[Fidelity, int]:
-    """Returns the fidelity of a table and the samples that it simulates at most.
-
-    The cluster is as small as possible. If the limits of the request do not allow all samples, fewer of them cost more.
-    """
-    workload, settings = request.workload, request.settings
-    scale = coarser(workload)[0]
-    whole = Fidelity(scale=scale, steps=STEPS if workload.requests_per_step < MANY else FEW_STEPS)
-    listed = list_live(current, settings.max_staleness, request.simulation)
-    rows = [_count_row(request, each, whole) for each in listed]
-    num_samples = sum(rows) + (ROUNDS - 1) * len(rows) * max(rows)
-    most = min(settings.search_samples or math.inf, settings.search_s / FIRST_SAMPLE_S)
-    prompts, thinnest = workload.prompts_per_step // scale, workload.find_thinning(scale, request.simulation.profile)
-    thins = [each for each in range(1, thinnest + 1) if prompts % each == 0]
-    thin = next((each for each in thins if num_samples // each <= most), thins[-1])
-    return replace(whole, thin=thin), num_samples // thin
-
-
-def _count_row(request: PlanRequest, schedule: Schedule, fidelity: Fidelity) -> int:
-    num_samples = fidelity.num_steps(schedule) * request.workload.requests_per_step // (fidelity.scale * fidelity.thin)
-    return len(FACTORS) * num_samples
+    def _on_model(self, schedule: Schedule) -> Schedule | None:
+        """Returns the schedule for the small model of the cluster; None if the model cannot be divided so."""
+        scale, devices = self._fidelities[0].scale, self._request.simulation.devices
+        if scale == 1:
+            return schedule
+        return Candidate.of(schedule, devices=devices).on(*self._workload.on_model(scale))
 
 
 def choose_start(made: RecipePlan) -> Planned:
@@ -147,7 +176,7 @@ def choose_start(made: RecipePlan) -> Planned:
         return plans[0]
     place = _make_workplace(request, START_GROWTH)
     workload = request.workload
-    fidelity = Fidelity(scale=coarser(workload)[0], steps=STEPS)
+    fidelity = Fidelity(scale=coarser(workload)[0], steps=START_STEPS)
     rates = [0.0] * len(plans)
     stop_at_s = time.monotonic() + START_SHARE * request.settings.search_s
     for number, plan in enumerate(plans):
@@ -159,18 +188,7 @@ def choose_start(made: RecipePlan) -> Planned:
     return plans[rates.index(max(rates))]
 
 
-def _simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity, stop_at_s: float) -> tuple[float, ...]:
-    """Returns the seconds of a step at FACTORS; empty if the schedule cannot run, or not until `stop_at_s`."""
-    row = []
-    for factor in FACTORS:
-        score = _make_workplace(request, factor).score(schedule, fidelity, stop_at_s=stop_at_s)
-        if not isinstance(score, Score):
-            return ()
-        row.append(score.step_s)
-    return tuple(row)
-
-
-def _make_workplace(request: PlanRequest, growth: float) -> Workplace:
+def _make_workplace(request: PlanRequest, growth: float = 1.0) -> Workplace:
     """Returns the workplace of a request whose responses are longer by a factor."""
     profile = with_growth(request.simulation.profile, growth)
     return Workplace(recipe=request.recipe, simulation=replace(request.simulation, profile=profile))
@@ -184,20 +202,23 @@ def with_growth(profile: Profile, factor: float) -> Profile:
 
 
 def list_live(current: Schedule, max_staleness: int, simulation: Simulation) -> Iterator[Schedule]:
-    """Yields the current schedule, and the ones that differ from it in fields that can change without a restart."""
-    yield current
+    """Yields the schedules that differ from the current one in fields that can change without a restart."""
     bounds = sorted({current.max_staleness, *(float(bound) for bound in (0, 1, 2, 4) if bound <= max_staleness)})
-    changes: list[Mapping[str, object]] = [
-        {"max_staleness": bound, "pipeline_depth": depth}
-        for bound in bounds
-        for depth in sorted({min(bound, share * bound) for share in (0.5, 1.0)})
-    ]
+    changes = [*_list_preset_fields()]
+    changes += [{"max_staleness": bound, "pipeline_depth": depth} for bound in bounds for depth in (None, bound / 2)]
     changes += [{"dispatch": policy} for policy in ("round_robin", "least_tokens", "longest_first", "skew_aware")]
     changes += [{"concurrency": limit} for limit in (None, 16, 32, 64, 128, "adaptive")]
     changes += [{"on_update": mode} for mode in ("drain", "abort_resume", "keep")]
     changes += [{"lend_until": share} for share in (None, 0.3, 0.6, 0.9)]
     changes += _place_fewer_engines(current, simulation)
-    yield from (each for fields in changes if (each := change_fields(current, fields)) and each != current)
+    found = dict.fromkeys(change_fields(current, fields) for fields in changes)
+    yield from (each for each in found if each and each != current)
+
+
+@lru_cache(maxsize=1)
+def _list_preset_fields() -> tuple[Mapping[str, object], ...]:
+    """Returns the fields of each preset that can change without a restart, except the placement."""
+    return tuple(load_schedule(name).model_dump(include={*LIVE} - {"placement"}) for name in preset_names())
 
 
 def _place_fewer_engines(current: Schedule, simulation: Simulation) -> Iterator[Mapping[str, object]]:

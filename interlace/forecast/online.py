@@ -4,19 +4,17 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
 from interlace.flows.steps import StepResult
-from interlace.forecast.decisions import DecisionTable, LiveDecision, count_samples, make_table
+from interlace.forecast.decisions import DECISION_EFFORT, DECISION_S, LiveDecision, LiveSearch
 from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.recipe_check import AcceptsHere
 from interlace.forecast.remaining import EarlierPlans, fit_schedule, leave_out_devices
-from interlace.forecast.scoring import FIRST_SAMPLE_S
 from interlace.forecast.search.candidates import Candidate, period_steps
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import Replanner
@@ -36,10 +34,10 @@ SEARCH_SHARE = 0.01
 """Seconds of a search for each second of the remaining steps, between these bounds: a longer run gains more by a better
 plan."""
 REST_PER_SEARCH = 10.0
-"""Minimum seconds of the remaining steps for each second of a search or a table. Both compete with the run for the
-processors, so a gain of a tenth must pay for them."""
-DECIDING_STEPS = 2
-"""Recent steps whose responses decide between schedules that need no restart."""
+"""Minimum seconds of the remaining steps for each second of a search. It competes with the run for the processors, so a
+gain of a tenth must pay for it."""
+REST_PER_DECISION = 20.0
+"""Minimum seconds of the remaining steps for each second of all decisions in place, during which the run waits."""
 
 
 class Pending(Protocol[T_co]):
@@ -53,7 +51,7 @@ class Pending(Protocol[T_co]):
 
 
 class SearchProcess(Protocol):
-    """Process that runs searches and makes tables, one after another."""
+    """Process that runs searches, one after another."""
 
     def apply_async(self, func: Callable[..., R], args: tuple[object, ...]) -> Pending[R]:
         """Starts a job, whose first argument is the request."""
@@ -69,11 +67,11 @@ def open_process() -> SearchProcess:
 class OnlinePlanner:
     """Planner of one run. It searches in a separate process of the lowest priority while the run trains.
 
-    The schedule changes only at publications. Fields that need no restart change at once, by a table of step times
-    that the process simulates once (`interlace/forecast/decisions.py`). Any other change restarts the run, in the same
-    process, from a checkpoint of that boundary: any field of the schedule may change, also placements and instances,
-    and no training is lost. It must pay back the measured cost of the previous restart, and the predicted time to fill
-    the pipeline, because samples in flight begin again.
+    The schedule changes only at publications. After drift, short simulations between the steps choose fields that need
+    no restart (`interlace/forecast/decisions.py`). Any other change restarts the run, in the same process, from a
+    checkpoint of that boundary: any field of the schedule may change, also placements and instances, and no training is
+    lost. It must pay back the measured cost of the previous restart, and the predicted time to fill the pipeline,
+    because samples in flight begin again.
     """
 
     def __init__(
@@ -99,20 +97,22 @@ class OnlinePlanner:
         self._earlier = EarlierPlans()
         self._pool: SearchProcess | None = None
         self._search: Pending[RecipePlan] | None = None
+        self._was_dropped = False
+        """True if a change in place ended a search, which is then due again."""
         self._next: Planned | LiveDecision | None = None
         self._may_become: Callable[[Schedule], bool] = lambda _: False
-        self._making: Pending[DecisionTable] | None = None
-        self._table: DecisionTable | None = None
-        """Seconds of the schedules that need no restart. None while it is made, or if it could not be simulated."""
-        self._tabulated: Schedule | None = None
-        """Schedule for which the table was begun last."""
-        self._table_s: dict[Schedule, float] = {}
-        """Seconds to make the table, by schedule. Kept, because the count takes longer than a decision."""
+        self._running: Schedule | None = None
+        """The schedule of a run that continues without some devices, which it still counts. None with all devices."""
+        self._live: LiveSearch | None = None
+        """Search among the schedules that need no restart, after drift."""
+        self._has_other_costs = False
+        """True if the costs or the devices have changed since the last such search."""
+        self._decided_effort = 0
+        """Effort of all such searches."""
         self._leaving_s: float | None = None
         """Time of the decision for a restart, until the next process has started."""
-        self._since_change = DECIDING_STEPS  # no step shows an earlier schedule
         self.decision_s = 0.0
-        """Seconds of the last decision by the table."""
+        """Seconds of the last decision in place."""
 
     def started(self, seconds: float, may_become: Callable[[Schedule], bool] = lambda _: False) -> None:
         """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change. After a
@@ -123,7 +123,7 @@ class OnlinePlanner:
         if self._leaving_s is not None:
             seconds, self._leaving_s = max(seconds, time.monotonic() - self._leaving_s), None
         self._rule.switch_s, self._may_become = seconds, may_become
-        self._whole = self._request.simulation
+        self._whole, self._running = self._request.simulation, None
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         """Records a step and prints its prediction. Returns metrics; afterwards `change` is set if the run is to
@@ -146,7 +146,7 @@ class OnlinePlanner:
     @property
     def change(self) -> Schedule | None:
         """The next schedule; None to keep the current one."""
-        return self._next.schedule if self._next else None
+        return self._count_all_devices(self._next.schedule) if self._next else None
 
     def take_change(self) -> Schedule | None:
         """Returns the next schedule and clears it."""
@@ -154,13 +154,21 @@ class OnlinePlanner:
         if found is None:
             return None
         self._earlier.keep(self._schedule, self._request.simulation.devices)
-        self._schedule, self._since_change = found.schedule, 0
+        changed = self._count_all_devices(found.schedule)
+        self._running = changed if self._running else None
+        self._schedule = found.schedule
         if self._search:  # its plans are compared with the previous schedule
-            self._drop_jobs()
-        step_s = found.step_s if isinstance(found, LiveDecision) else found.score.step_s
+            self._drop_search()
+            self._was_dropped = True
+        if isinstance(found, LiveDecision):
+            step_s = self._rule.step_s * found.step_s / found.current_s  # few samples make simulated steps too short
+            if self._live:
+                self._live.follow(found.schedule)
+        else:
+            step_s, self._live = found.score.step_s, None
         self._rule.changed(step_s, period=period_steps(found.schedule))
         self._observed.rewards.restart()  # a call has the samples of a granule, which depends on the schedule
-        return found.schedule
+        return changed
 
     @property
     def schedule(self) -> Schedule:
@@ -178,32 +186,33 @@ class OnlinePlanner:
     def follow_devices(self, remaining: Collection[int], running: Schedule) -> None:
         """Plans for the remaining devices of a run that continues without the others, or with all again.
 
-        Any change then restarts the run, because the next process numbers the devices that it finds. remaining:
-        indices. running: the schedule of the run on all of its devices.
+        A change of the placement then restarts the run, because the next process numbers the devices that it finds.
+        remaining: indices. running: the schedule of the run on all of its devices.
         """
         simulation = self._whole
         devices = simulation.devices
         schedule = leave_out_devices(running, devices, remaining)
         if schedule and not simulation.pools:
-            self._set_devices(len(remaining), running if len(remaining) == len(devices) else schedule)
+            is_whole = len(remaining) == len(devices)
+            self._set_devices(len(remaining), running if is_whole else schedule)
+            self._running = None if is_whole else running
 
     def _set_devices(self, num_devices: int, schedule: Schedule) -> None:
-        """Takes the number of devices and the schedule on them. The searches and the table were of other devices."""
+        """Takes the number of devices and the schedule on them. The searches were of other devices."""
         self._earlier.keep(self._schedule, self._request.simulation.devices)
         simulation = replace(self._request.simulation, num_devices=num_devices)
         self._request, self._schedule = replace(self._request, simulation=simulation), schedule
-        self._drop_jobs()
-        self._table = self._tabulated = self._next = None
-        self._table_s.clear()
+        self._drop_search()
+        self._next = self._live = None
+        self._has_other_costs = True
         if isinstance(self._accepts, AcceptsHere):
             self._accepts = self._accepts.on(simulation.devices)
         self._rule.expire()
 
     def wait(self) -> None:
-        """Waits for the current search and the table, so that every run takes the same decisions."""
-        for running in (self._search, self._making):
-            if running:
-                running.wait()
+        """Waits for the current search, so that every run takes the same decisions."""
+        if self._search:
+            self._search.wait()
 
     def close(self) -> None:
         if self._pool:
@@ -216,62 +225,78 @@ class OnlinePlanner:
             self._pool = self._open_process()
         return self._pool
 
-    def _drop_jobs(self) -> None:
-        """Ends the search and the table in progress: their inputs are obsolete, and they would delay the next ones."""
-        if self._search or self._making:
+    def _drop_search(self) -> None:
+        """Ends the search in progress: its inputs are obsolete, and it would delay the next one."""
+        if self._search:
             self.close()
             self._pool = None
-        self._search = self._making = None
+        self._search = None
+
+    def _count_all_devices(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule with the placement of a run that continues without some devices, if the placements agree.
+
+        Any other schedule is returned as it is.
+        """
+        if self._running is None or schedule.placement != self._schedule.placement:
+            return schedule
+        return schedule.model_copy(update={"placement": self._running.placement})
+
+    def _changes_in_place(self, schedule: Schedule) -> bool:
+        """Returns whether the run can follow a schedule without a restart."""
+        return self._may_become(self._count_all_devices(schedule))
 
     def _decide_now(self, steps_left: int, progress: ProgressView) -> None:
-        """Decides by the table between the schedules that need no restart. The first call starts to make the table."""
-        self._since_change += 1
-        if not self._may_become(self._schedule):
+        """Decides between the schedules that need no restart. A search begins after drift, and decides from the next
+        publication on, until it is done.
+        """
+        if self._live is None:
+            if self._has_other_costs or self._rule.has_drifted:
+                self._begin_live(steps_left)
             return
-        self._update_table(steps_left, progress)
-        lengths = self._observed.list_lengths(DECIDING_STEPS)
-        # The first steps after a change show the previous schedule.
-        if self._table is None or not lengths or self._since_change <= DECIDING_STEPS:
-            return
-        began_s = time.perf_counter()
-        decision = self._table.decide(self._schedule, fmean(lengths))
+        began_s, effort = time.perf_counter(), self._live.effort_left
+        decision = self._live.decide()
         self.decision_s = time.perf_counter() - began_s
-        if decision and decision.pays(self._rule.noise) and self._may_become(decision.schedule):
+        self._decided_effort += effort - self._live.effort_left
+        if self._live.is_done:
+            self._live = None
+        if decision and decision.pays(self._rule.noise):
             self._next = decision
             progress.say(
-                f"changing the schedule in place: responses of {fmean(lengths):.0f} tokens, {decision.current_s:.3g} s "
-                f"a step predicted now, {decision.step_s:.3g} with {list_changes(decision.schedule)}"
+                f"changing the schedule in place: {decision.current_s / decision.step_s:.2f} times as fast predicted "
+                f"with {list_changes(decision.schedule)}"
             )
 
-    def _update_table(self, steps_left: int, progress: ProgressView) -> None:
-        """Takes the table when it is ready; makes one if there is none, or if a restart brought another schedule."""
-        if self._making and self._making.ready():
-            try:
-                self._table = self._making.get()
-            except InterlaceError as error:  # the run keeps its schedule
-                progress.say(f"no table of schedules: {error}")
-            self._making = None
-        is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
-        if self._making or is_known:
+    def _begin_live(self, steps_left: int) -> None:
+        """Begins a search among the schedules that need no restart, if the remaining steps take long enough."""
+        self._has_other_costs = False
+        self._rule.decided()
+        decisions = self._rule.left_s(steps_left) / REST_PER_DECISION / DECISION_S
+        effort = int(DECISION_EFFORT * decisions) - self._decided_effort
+        if effort < DECISION_EFFORT or not self._changes_in_place(self._schedule):
             return
-        request = self._limit_request(self._fixed_search_s or limit_search(self._rule.left_s(steps_left)))
-        if self._schedule not in self._table_s:
-            self._table_s[self._schedule] = FIRST_SAMPLE_S * count_samples(request, self._schedule)
-        if self._is_worth(self._table_s[self._schedule], steps_left):
-            self._table, self._tabulated = None, self._schedule
-            self._making = self._process.apply_async(tabulate, (request, self._accepts, self._schedule))
+        simulation = self._request.simulation
+        earlier = (each.on(simulation.num_devices, simulation.pools) for each in reversed(self._earlier.candidates))
+        self._live = LiveSearch(
+            _with_profile(self._request, with_lengths(simulation.profile, self._observed.list_lengths())),
+            self._schedule,
+            [each for each in earlier if each and self._changes_in_place(each)],
+            is_allowed=lambda each: self._changes_in_place(each) and not self._accepts(each),
+            effort=effort,
+        )
 
     def _is_worth(self, seconds: float, steps_left: int) -> bool:
-        """Returns whether the remaining steps take long enough for a search or a table of this duration to pay."""
+        """Returns whether the remaining steps take long enough for a search of this duration to pay."""
         return steps_left > 1 and self._rule.left_s(steps_left) > REST_PER_SEARCH * seconds
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
-            is_due = self._rule.is_due or (self._rule.is_old and self._observed.has_other_lengths)
+            is_old = self._rule.is_old and self._observed.has_other_lengths
+            is_due = self._was_dropped or self._rule.is_due or is_old
             search_s = self._fixed_search_s or limit_search(self._rule.left_s(steps_left))
             if is_due and self._is_worth(search_s, steps_left):
                 request = self._refit_lengths(search_s)
                 self._observed.note_search()
+                self._was_dropped = False
                 arguments = (request, self._accepts, self._schedule, self._earlier.candidates)
                 self._search = self._process.apply_async(search_again, arguments)
             return
@@ -296,7 +321,7 @@ class OnlinePlanner:
             return
         current_s, fill_s = current.score.step_s, best.score.fill_s
         self._earlier.keep(best.schedule, self._request.simulation.devices)
-        restarts = not self._may_become(best.schedule)
+        restarts = not self._changes_in_place(best.schedule)
         if self._rule.planned(current_s, best.score.step_s, steps_left=steps_left, restarts=restarts, fill_s=fill_s):
             self._next = best
             self._leaving_s = time.monotonic() if restarts else None
@@ -315,22 +340,18 @@ class OnlinePlanner:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
         lengths = self._observed.list_lengths()
         self._request = _with_profile(self._request, with_lengths(self._request.simulation.profile, lengths))
-        return self._limit_request(search_s)
-
-    def _limit_request(self, search_s: float) -> PlanRequest:
-        """Returns the request with a limit of a search or a table, in seconds."""
         settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
         return replace(self._request, settings=settings)
 
     def _refit_costs(self, progress: ProgressView) -> None:
-        """Scales the profile's times of rewards and tools if they have changed; a new table then replaces the old one,
-        and a search in progress ends without a decision.
+        """Scales the profile's times of rewards and tools if they have changed; searches in progress then end without a
+        decision.
         """
         for name, ratio, profile in self._observed.scale_costs(self._request.simulation.profile):
             progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
             self._request = _with_profile(self._request, profile)
-            self._drop_jobs()
-            self._table = self._tabulated = None
+            self._drop_search()
+            self._live, self._has_other_costs = None, True
 
 
 def limit_search(left_s: float) -> float:
@@ -345,11 +366,6 @@ def _with_profile(request: PlanRequest, profile: Profile) -> PlanRequest:
 def _begin_process() -> None:
     become_child()
     os.nice(LOWEST)
-
-
-def tabulate(request: PlanRequest, accepts: Accepts, current: Schedule) -> DecisionTable:
-    """Makes a table in the search process."""
-    return make_table(request, current, accepts=accepts)
 
 
 def search_again(request: PlanRequest, accepts: Accepts, current: Schedule, earlier: Sequence[Candidate]) -> RecipePlan:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from interlace.forecast.plan import PlanRequest
+from interlace.forecast.scoring import FIRST_SAMPLE_S
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 280
 ON_RAY = pytest.mark.ray
@@ -258,11 +261,13 @@ def test_a_search_takes_its_time_on_the_virtual_clock(monkeypatch: pytest.Monkey
     settings = phase.request.settings.model_copy(update={"search_s": 30.0})
     request = dataclasses.replace(phase.request, settings=settings)
     clock, plans = drift.Clock(now_s=100.0), []
-    monkeypatch.setattr(drift, "search_again", lambda *args: plans.append(args[0].settings) or "a plan")
     process = drift.VirtualProcess(clock, 2.0)
-    schedule = importlib.import_module("interlace.schedule.presets").load_schedule("areal")
-    first, second = (process.apply_async(drift.search_again, (request, None, schedule, [])) for _ in "ab")
-    assert plans[0].search_samples == round(30 / drift.FIRST_SAMPLE_S)
+
+    def search(request: PlanRequest) -> None:
+        plans.append(request.settings)
+
+    first, second = (process.apply_async(search, (request,)) for _ in "ab")
+    assert plans[0].search_samples == round(30 / FIRST_SAMPLE_S)
     found = []
     for clock.now_s in (131.0, 132.0, 161.0, 162.0):
         found.append((first.ready(), second.ready()))

@@ -24,6 +24,7 @@ from interlace.forecast.search.plans import (
     Score,
     Scorer,
     SearchResult,
+    choose_coarse,
     pareto,
     select_tied,
 )
@@ -58,8 +59,6 @@ CLOSER = 6
 """Candidates that are simulated again, at the middle fidelity if the effort allows, before the last ones are chosen."""
 SLOW = 1.5
 """Seconds of a step, relative to the best candidate, above which a coarse simulation ends early."""
-SHORT_TURNS = 8
-"""Turns of a robot's episode below the final fidelity."""
 ROUNDS_WITHOUT_GAIN = 2
 ALIKE = 0.005
 """Relative difference in speed below which plans of equal length shift count as the same."""
@@ -90,11 +89,10 @@ class _Search:
         self._score = score
         self._scales = coarser(workload)
         requests = workload.requests_per_step
-        turns = max(1, round(workload.turns / SHORT_TURNS)) if workload.num_envs else 1
         # The search takes half of the effort, the middle fidelity at most MIDDLE_SHARE of the rest.
         coarse_steps = 6 if requests < 512 else 4 if requests < 16_384 else 2
-        thin = workload.find_thinning(self._scales[0], problem.profile)
-        self._coarse = Fidelity(scale=self._scales[0], steps=coarse_steps, turns=turns, thin=thin)
+        self._coarse = choose_coarse(workload, problem.profile, coarse_steps)
+        turns = self._coarse.turns
         self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2, turns=turns)
         self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
         self._effort = effort
@@ -308,7 +306,7 @@ class _Search:
     def _count_samples(self, candidate: Candidate, fidelity: Fidelity, score: Score | Refused | None = None) -> int:
         """Returns the number of samples of a simulation, or of one to come without a score."""
         steps = (score.num_steps if isinstance(score, Score) else 0) or fidelity.num_steps(candidate.rest)
-        return steps * self._workload.requests_per_step // (fidelity.scale * fidelity.turns * fidelity.thin)
+        return fidelity.count_samples(steps, self._workload)
 
     def _select_best(self, count: int) -> list[Candidate]:
         inside = {each: score for each, score in self._seen.items() if self._feasible.is_inside(each, score)}

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from interlace.core.config import Config
+from interlace.forecast.profile.types import Profile
+from interlace.forecast.search.bounds import Workload, coarser
 from interlace.forecast.search.candidates import Candidate, period_steps, warm_up_steps
 from interlace.schedule.schedule import Schedule
 
 SAME_LENGTH = 1e-3
 """Length shift below which a plan counts as unbiased."""
+SHORT_TURNS = 8
+"""Turns of a robot's episode below the final fidelity."""
 
 
 class PlanBounds(Config):
@@ -76,6 +80,17 @@ class Fidelity:
     def num_steps(self, schedule: Schedule) -> int:
         """Returns the number of simulated steps, including those that fill the pipeline."""
         return warm_up_steps(schedule) + self.count_steps(schedule)
+
+    def count_samples(self, num_steps: int, workload: Workload) -> int:
+        """Returns the number of simulated samples of some steps, by which efforts are measured."""
+        return num_steps * workload.requests_per_step // (self.scale * self.turns * self.thin)
+
+
+def choose_coarse(workload: Workload, profile: Profile, steps: int) -> Fidelity:
+    """Returns the coarsest fidelity: the smallest model of the cluster, and few samples. steps: of Fidelity."""
+    scale = coarser(workload)[0]
+    turns = max(1, round(workload.turns / SHORT_TURNS)) if workload.num_envs else 1
+    return Fidelity(scale=scale, steps=steps, turns=turns, thin=workload.find_thinning(scale, profile))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

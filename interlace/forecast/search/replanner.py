@@ -42,6 +42,8 @@ class Replanner:
         """Ratio of the first steps after the last plan."""
         self._before: float | None = None
         """The same of the plan before. None if a difference would not show outdated lengths."""
+        self._decided: float | None = None
+        """The residual at the last decision in place since the last plan."""
         self._asked = 0
         self._is_outdated = False
 
@@ -73,7 +75,12 @@ class Replanner:
 
     def left_s(self, steps_left: int) -> float:
         """Returns the seconds that the remaining steps take at the recent speed."""
-        return steps_left * self.ratio * self.predicted_s
+        return steps_left * self.step_s
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of recent steps; the prediction before the first one."""
+        return self.ratio * self.predicted_s
 
     @property
     def is_due(self) -> bool:
@@ -84,6 +91,16 @@ class Replanner:
             return False
         drifts = abs(math.log(self._residual / self._fitted)) > DRIFT
         return drifts or self._asked > 0 or self._was_outdated
+
+    @property
+    def has_drifted(self) -> bool:
+        """True if the residual has changed since the last plan and since the last decision in place."""
+        before = self._fitted if self._decided is None else self._decided
+        return before is not None and abs(math.log(self._residual / before)) > DRIFT
+
+    def decided(self) -> None:
+        """Records a decision between the schedules that need no restart, for the present residual."""
+        self._decided = self._residual if self._ratios else None
 
     @property
     def is_old(self) -> bool:
@@ -138,7 +155,7 @@ class Replanner:
 
     def _restart_window(self, predicted_s: float, *, before: float | None = None) -> None:
         self.predicted_s, self._since, self._fitted, self._before = predicted_s, 0, None, before
-        self._is_outdated = False
+        self._is_outdated, self._decided = False, None
         self._ratios.clear()
 
 

@@ -1,22 +1,24 @@
-"""Decisions by a table of simulated steps: at once, for the measured lengths, and only where a gain is predicted."""
+"""Decisions with few simulated samples: at the start of a run, and between the schedules that need no restart."""
 
-import time
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from interlace.forecast.costs.profiles import load_profile
 from interlace.forecast.decisions import (
-    FACTORS,
-    DecisionTable,
+    DECISION_EFFORT,
+    LiveDecision,
+    LiveSearch,
     choose_start,
-    count_samples,
     list_live,
-    make_table,
     with_growth,
 )
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.candidates import Candidate
-from interlace.forecast.search.plans import Fidelity, Planned, SearchResult, accept_all
+from interlace.forecast.search.plans import Fidelity, Planned, Score, SearchResult
 from interlace.forecast.simulate import Simulation
 from interlace.run.recipe.load import load_recipe
 from interlace.schedule.presets import load_schedule
@@ -24,107 +26,101 @@ from interlace.schedule.schedule import Schedule
 from interlace.stages.factory import LIVE
 from tests.support.plan_search import score
 
-SHORT, LONG = Schedule(dispatch="least_tokens"), Schedule(dispatch="longest_first")
-TABLE = DecisionTable(
-    lengths=(50.0, 100.0, 200.0, 400.0), rows={SHORT: (1.0, 2.0, 8.0, 16.0), LONG: (2.0, 2.0, 4.0, 8.0)}
-)
+
+def quickstart_request(max_staleness: int, **profile: object) -> PlanRequest:
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800").model_copy(update=profile), num_devices=8)
+    sizes = ["prompts_per_step=16", "samples_per_prompt=8", "sampling.max_new_tokens=4000", "steps=40"]
+    settings = PlanSettings(max_staleness=max_staleness)
+    return PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
 
 
-@pytest.mark.parametrize(
-    ("length", "best", "seconds"), [(10, SHORT, 1.0), (50, SHORT, 1.0), (200, LONG, 4.0), (9000, LONG, 8.0)]
-)
-def test_the_fastest_at_the_measured_length_is_chosen(length: float, best: Schedule, seconds: float) -> None:
-    decision = TABLE.decide(SHORT, length)
-    assert decision is not None
-    assert (decision.schedule, decision.step_s) == (best, pytest.approx(seconds))
-    assert decision.pays(0.0) == (best != SHORT)
+def make_search(current: Schedule, *, effort: int = 10**9, earlier: Sequence[Schedule] = ()) -> LiveSearch:
+    return LiveSearch(quickstart_request(4), current, earlier, is_allowed=lambda _: True, effort=effort)
 
 
-def test_seconds_between_two_lengths_are_interpolated_in_logarithms() -> None:
-    decision = TABLE.decide(SHORT, 100 * 2**0.5)
-    assert decision is not None
-    assert decision.current_s == pytest.approx(4.0)
-    assert decision.step_s == pytest.approx(8**0.5)
+def count_effort(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Schedule], float]) -> list[int]:
+    """Replaces simulations. Returns the list to which each adds its simulated samples. seconds: of a step."""
+    spent = list[int]()
+
+    def simulate(place: Workplace, schedule: Schedule, fidelity: Fidelity) -> Score:
+        workload, num_steps = quickstart_request(4).workload, fidelity.num_steps(schedule)
+        spent.append(fidelity.count_samples(num_steps, workload))
+        return replace(score(1000.0), step_s=seconds(schedule))
+
+    monkeypatch.setattr(Workplace, "score", simulate)
+    return spent
 
 
-def test_lengths_that_a_limit_cuts_have_the_seconds_that_were_simulated_for_them() -> None:
-    """Responses of twice the profile's lengths are 160 tokens long here, because many reach the limit."""
-    table = DecisionTable(lengths=(50.0, 100.0, 160.0, 160.0), rows=TABLE.rows)
-    decision = table.decide(SHORT, 160.0)
-    assert decision is not None
-    assert (decision.schedule, decision.current_s) == (LONG, pytest.approx(8.0))
+def test_a_decision_simulates_few_samples_and_keeps_them_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of all schedules at four lengths took 100,000 samples, so no run of minutes had one."""
+    spent = count_effort(monkeypatch, lambda schedule: 1.0 + schedule.depth)
+    search, decisions = make_search(load_schedule("areal")), list[LiveDecision | None]()
+    while not search.is_done:
+        before = len(spent)
+        decisions.append(search.decide())
+        assert sum(spent[before:]) <= DECISION_EFFORT
+    assert len(decisions) > 5 and len(spent) > 15
+    first, last = decisions[0], decisions[-1]
+    assert first and first.schedule == load_schedule("areal") and not first.pays(0.0)
+    assert last and last.schedule.depth < 1 and (last.step_s, last.current_s) == (1.0 + last.schedule.depth, 5.0)
+    assert last.pays(0.0)
 
 
-def test_an_unknown_current_schedule_has_no_decision() -> None:
-    assert TABLE.decide(Schedule(), 100.0) is None
+def test_the_effort_of_a_search_bounds_its_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = count_effort(monkeypatch, lambda _: 1.0)
+    search = make_search(load_schedule("areal"), effort=3 * DECISION_EFFORT)
+    while not search.is_done:
+        search.decide()
+    assert 0 <= search.effort_left < DECISION_EFFORT and 0 < sum(spent) <= 3 * DECISION_EFFORT
+
+
+def test_a_search_continues_from_the_schedule_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of two fields was found only if each of them was a gain at first."""
+    count_effort(monkeypatch, lambda each: 1.0 - 0.2 * (each.depth == 4.0) * (1 + (each.dispatch == "longest_first")))
+    current = Schedule.parse({**load_schedule("areal").model_dump(), "pipeline_depth": 0.0})
+    search, changes = make_search(current), list[Schedule]()
+    while not search.is_done:
+        decision = search.decide()
+        if decision and decision.pays(0.0):
+            changes.append(decision.schedule)
+            search.follow(decision.schedule)
+    assert changes[-1].depth == 4.0 and changes[-1].dispatch == "longest_first" and len(changes) == 2
+
+
+def test_earlier_schedules_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = load_schedule("areal")
+    earlier = Schedule.parse({**current.model_dump(), "max_staleness": 1.5, "concurrency": 7})
+    count_effort(monkeypatch, lambda each: 0.5 if each == earlier else 1.0)
+    search = make_search(current, earlier=[earlier])
+    search.decide()
+    decision = search.decide()
+    assert decision and decision.schedule == earlier
+
+
+def test_a_gain_within_the_error_of_few_steps_does_not_pay() -> None:
+    """Six simulated steps of long-tailed answers differ by a third."""
+    for error, pays in ((0.0, True), (0.1, True), (0.4, False)):
+        assert LiveDecision(schedule=Schedule(), step_s=0.5, current_s=1.0, error=error).pays(0.0) is pays
+
+
+def test_a_decision_is_simulated_while_another_loop_runs() -> None:
+    """A run decides in its event loop, in which no other loop can run."""
+
+    async def decide() -> LiveDecision | None:
+        return make_search(load_schedule("one-step-off")).decide()
+
+    decision = asyncio.run(decide())
+    assert decision is not None and decision.current_s > 0
 
 
 def test_listed_schedules_differ_in_fields_that_need_no_restart() -> None:
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
     current = load_schedule("areal")
     listed = list(list_live(current, 4, simulation))
-    assert listed[0] == current and len(listed) > 15
-    for schedule in listed[1:]:
+    assert current not in listed and len(listed) > 15
+    for schedule in listed:
         differing = {name for name in Schedule.model_fields if getattr(schedule, name) != getattr(current, name)}
         assert differing and differing <= LIVE
-        assert schedule.staleness_bound <= 4
-
-
-def test_a_table_is_simulated_and_decides_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = load_schedule("one-step-off")
-    few = [current, Schedule.parse({**current.model_dump(), "dispatch": "least_tokens"})]
-    monkeypatch.setattr("interlace.forecast.decisions.list_live", lambda *_: iter(few))
-    monkeypatch.setattr("interlace.forecast.decisions.STEPS", 2)
-    sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=4000", "steps=40"]
-    request = PlanRequest(
-        recipe=load_recipe("longtail", sizes),
-        simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8, num_prompts=64),
-        settings=PlanSettings(max_staleness=2),
-    )
-    table = make_table(request, current, accepts=accept_all)
-    assert set(table.rows) == set(few)
-    # At most: two rounds, four lengths, two schedules of two steps and two that fill the pipeline, of 16 samples.
-    assert count_samples(request, current) == 2 * 4 * 2 * (2 + 3) * 16
-    assert table.lengths[-1] < 4 * table.lengths[1] < 4 * 4000, "the limit of 4000 tokens cuts long responses"
-    for row in table.rows.values():
-        assert len(row) == len(FACTORS)
-        assert row[0] < row[-1], "longer responses take longer"
-    began_s = time.perf_counter()
-    assert table.decide(current, table.lengths[1]) is not None
-    assert time.perf_counter() - began_s < 0.2
-
-
-def test_the_count_of_a_table_bounds_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From an on-policy schedule the second round simulated longer pipelines than were counted."""
-    sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=4000", "steps=40"]
-    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8, num_prompts=64)
-    settings = PlanSettings(max_staleness=4)
-    request = PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
-    spent = dict[Schedule, int]()
-
-    def simulate(request: PlanRequest, schedule: Schedule, fidelity: Fidelity, _stop_at_s: float) -> tuple[float, ...]:
-        assert schedule not in spent, "a schedule that cannot run is tried once"
-        spent[schedule] = len(FACTORS) * fidelity.num_steps(schedule) * request.workload.requests_per_step
-        return () if schedule.concurrency == 16 else (1 / (1 + schedule.max_staleness),) * len(FACTORS)
-
-    monkeypatch.setattr("interlace.forecast.decisions._simulate", simulate)
-    current = load_schedule("verl-colocated")
-    make_table(request, current, accepts=accept_all)
-    assert count_samples(request, current) * 0.7 < sum(spent.values()) <= count_samples(request, current)
-
-
-def test_a_table_ends_at_the_limit_of_the_search() -> None:
-    """At 8,192 samples a step it took minutes, because all samples of every schedule were simulated."""
-    sizes = ["prompts_per_step=1024", "samples_per_prompt=8", "sampling.max_new_tokens=4000", "steps=40"]
-    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8)
-    settings = PlanSettings(max_staleness=4, search_samples=4000, search_s=1e4)
-    request = PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
-    current = load_schedule("one-step-off")
-    assert count_samples(request, current) < 120_000, "all samples are 12 million"
-    began_s = time.process_time()
-    table = make_table(request, current, accepts=accept_all)
-    assert current in table.rows
-    assert time.process_time() - began_s < 5
 
 
 def test_growth_keeps_the_shape_of_the_lengths() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from interlace.core.errors import UserError
 from interlace.flows.steps import StepResult
 from interlace.forecast import online
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.decisions import FACTORS, DecisionTable, LiveDecision
+from interlace.forecast.decisions import DECISION_EFFORT, LiveDecision, LiveSearch
 from interlace.forecast.observed import with_lengths, with_tools
 from interlace.forecast.online import LONGEST_SEARCH_S, LOWEST, SEARCH_S, OnlinePlanner, limit_search
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
@@ -126,7 +127,7 @@ def test_a_run_that_ends_soon_is_not_searched() -> None:
     results = steps_under(schedule, request(40))
     for step_s, searches in ((0.1, False), (100.0, True)):
         planner = OnlinePlanner(request(40), schedule, step_s, accepts=accept_all)
-        process = planner._pool = Process(*[DecisionTable(lengths=FACTORS, rows={})] * 40)
+        process = planner._pool = Process(*[None] * 40)
         planner.started(1.0, lambda _: True)
         for result in results[:12]:
             slower = replace(result, metrics={**result.metrics, "timing_s/step": step_s * (1 + result.step / 10)})
@@ -145,72 +146,107 @@ def test_a_search_may_take_a_hundredth_of_the_remaining_time() -> None:
 class Ready:
     """Result of the search process that is there at once."""
 
-    def __init__(self, table: DecisionTable | RecipePlan | None) -> None:
-        self.table = table
+    def __init__(self, plan: RecipePlan | None) -> None:
+        self.plan = plan
 
     def ready(self) -> bool:
         return True
 
-    def get(self) -> DecisionTable | RecipePlan:
-        if self.table is None:
+    def get(self) -> RecipePlan:
+        if self.plan is None:
             raise UserError("a test's schedule cannot be simulated")
-        return self.table
+        return self.plan
 
 
 class Process:
-    """Search process of a test, which makes the given tables or plans in turn."""
+    """Search process of a test, which makes the given plans in turn."""
 
-    def __init__(self, *tables: DecisionTable | RecipePlan | None) -> None:
-        self.tables, self.num_asked = list(tables), 0
+    def __init__(self, *plans: RecipePlan | None) -> None:
+        self.plans, self.num_asked = list(plans), 0
 
     def apply_async(self, _job: object, _arguments: object) -> Ready:
         self.num_asked += 1
-        return Ready(self.tables[self.num_asked - 1])
+        return Ready(self.plans[self.num_asked - 1])
 
     def terminate(self) -> None: ...
 
 
-def planner_with(*tables: DecisionTable | RecipePlan | None) -> tuple[OnlinePlanner, Process]:
-    planner, process = OnlinePlanner(request(40), load_schedule("areal"), 1.0, accepts=accept_all), Process(*tables)
+def planner_with(*plans: RecipePlan | None) -> tuple[OnlinePlanner, Process]:
+    planner, process = OnlinePlanner(request(40), load_schedule("areal"), 1.0, accepts=accept_all), Process(*plans)
     planner._pool = process
     planner.started(1.0, lambda _: True)
     return planner, process
 
 
-def test_the_first_decision_follows_the_first_step() -> None:
-    """No step of an earlier schedule precedes it, so it need not wait for two steps."""
-    areal = load_schedule("areal")
-    faster = Schedule.parse({**areal.model_dump(), "max_staleness": 2})
-    results = steps_under(load_schedule("async-colocated"), request(6))
-    mean = sum(ended.sample.num_tokens for ended in results[0].ended) / len(results[0].ended)
-    rows = {areal: (1.0,) * len(FACTORS), faster: (0.5,) * len(FACTORS)}
-    planner, _ = planner_with(DecisionTable(lengths=tuple(mean * each for each in FACTORS), rows=rows))
-    planner.on_step(results[0], QuietProgress())
-    assert planner.change is None, "the table is being made"
-    planner.on_step(results[1], QuietProgress())
-    assert planner.take_change() == faster
-    planner.close()
+def take_steps(planner: OnlinePlanner, step_s: Sequence[float]) -> Schedule | None:
+    """Gives a planner steps of these durations, each with a publication. Returns its change, at which it stops."""
+    result = steps_under(load_schedule("one-step-off"), request(2))[0]
+    for step, seconds in enumerate(step_s, start=1):
+        metrics = {**result.metrics, "timing_s/step": seconds}
+        planner.on_step(replace(result, step=step, version=step, metrics=metrics), QuietProgress())
+        if changed := planner.take_change():
+            return changed
+    return None
 
 
-def test_a_table_that_failed_is_made_again_for_another_schedule_only() -> None:
-    other = load_schedule("pipelinerl")
-    results = steps_under(load_schedule("one-step-off"), request(6))
-    planner, process = planner_with(None, DecisionTable(lengths=FACTORS, rows={other: (1.0,) * len(FACTORS)}))
-    for result in results[:4]:
-        planner.on_step(result, QuietProgress())
-    assert (process.num_asked, planner._table) == (1, None)
-    planner._schedule = other  # as a restart sets it
-    for result in results[4:6]:
-        planner.on_step(result, QuietProgress())
-    assert process.num_asked == 2 and planner._table is not None
+DRIFT = (1.0,) * RECENT + (2.0,) * 25
 
 
-def test_slower_rewards_and_tools_scale_the_profile_and_make_another_table() -> None:
-    """Searches and tables refitted lengths only, so a tool that became four times as slow changed no schedule."""
-    table = DecisionTable(lengths=FACTORS, rows={load_schedule("areal"): (1.0,) * len(FACTORS)})
-    planner, process = planner_with(table, table)
+def test_a_run_too_short_for_a_search_changes_in_place_after_drift() -> None:
+    """A search takes six seconds and a table of all schedules took minutes, so short runs kept any schedule."""
+    behind = Schedule.parse({**load_schedule("pipelinerl").model_dump(), "max_staleness": 2, "pipeline_depth": 0})
+    planner = OnlinePlanner(request(60), behind, 0.2, accepts=accept_all)
+    process = planner._pool = Process()
+    planner.started(1e9, lambda wanted: wanted.placement == behind.placement)
+    seconds = [0.2 * each for each in DRIFT]
+    assert take_steps(planner, seconds[:RECENT]) is None and planner._live is None, "nothing has drifted"
+    changed = take_steps(planner, seconds)
+    assert changed is not None and changed.depth > 0 and process.num_asked == 0
+    assert changed == planner.schedule and planner._earlier.candidates[-1].rest.depth == 0
+    assert 0 < planner._rule.predicted_s < 0.4, "measured seconds of a step, divided by the predicted gain"
+
+
+def test_decisions_in_place_take_a_twentieth_of_the_remaining_time() -> None:
+    """Each simulates for 200 ms, in which the run waits: as long as two steps of the quick start."""
+    for scale, num_decisions in ((0.01, 0), (0.1, 1)):
+        planner, _ = planner_with()
+        take_steps(planner, [scale * each for each in DRIFT])
+        assert planner._decided_effort <= num_decisions * 2 * DECISION_EFFORT
+        assert (planner._decided_effort > 0) == bool(num_decisions)
+
+
+def test_a_search_that_a_change_in_place_ended_begins_again() -> None:
+    planner, process = planner_with(*[None] * 9)
+    planner._request = replace(planner._request, recipe=request(4000).recipe)
+    planner._search = Ready(None)
+    planner._next = LiveDecision(schedule=load_schedule("areal"), step_s=0.5, current_s=1.0)
+    planner.take_change()
+    planner._pool = process
+    take_steps(planner, [100.0])
+    assert process.num_asked == 1
+
+
+def test_a_run_without_some_devices_changes_in_place_on_all_that_it_counts() -> None:
+    """The planner numbers the devices that are left without gaps, so each of its schedules restarted the run."""
+    planner, _ = planner_with(None)
+    trained = dict.fromkeys(("reference", "critic", "actor"), "3")
+    running = Schedule.parse({**load_schedule("areal").model_dump(), "placement": {"rollout": "0-2", **trained}})
+    planner.started(1.0, lambda wanted: wanted.placement == running.placement)
+    planner.follow_devices([0, 2, 3], running)
+    take_steps(planner, [100.0])
+    assert planner._live is not None, "a loss of devices is drift"
+    found = planner.schedule.model_copy(update={"pipeline_depth": 1.0})
+    planner._next = LiveDecision(schedule=found, step_s=0.5, current_s=1.0)
+    assert planner.take_change() == running.model_copy(update={"pipeline_depth": 1.0})
+    assert planner.schedule == found
+
+
+def test_slower_rewards_and_tools_scale_the_profile_and_begin_decisions() -> None:
+    """Searches refitted lengths only, so a tool that became four times as slow changed no schedule."""
+    planner, _ = planner_with()
     before = planner._request.simulation.profile
     first = steps_under(load_schedule("one-step-off"), request(2))[0]
+    begun = set[LiveSearch | None]()
     for step in range(1, 12):
         slow = 4.0 if step > 5 else 1.0
         counts = EpisodeCounts(
@@ -219,9 +255,10 @@ def test_slower_rewards_and_tools_scale_the_profile_and_make_another_table() -> 
         ended = [replace(each, sample=replace(each.sample, counts=counts)) for each in first.ended]
         metrics = {**first.metrics, "timing_s/step": 100.0, "perf/reward_call_s": 5 * slow}
         planner.on_step(replace(first, step=step, version=step, metrics=metrics, ended=ended), QuietProgress())
+        begun.add(planner._live)
     profile = planner._request.simulation.profile
     assert profile.reward.median_s == pytest.approx(4 * before.reward.median_s)
-    assert process.num_asked == 2
+    assert len(begun) == 2, "one search, after the change"
     assert with_tools(profile, 4.0) is profile  # its episodes have no turns
 
 
@@ -292,16 +329,6 @@ def test_plans_for_other_devices_are_checked_on_these() -> None:
     assert [each.index for each in four.instances("actor", planner._request.simulation.devices)[0]][-1] == 3
     assert accepts(four) and planner._accepts(four) is None
     planner.close()
-
-
-def test_the_samples_of_a_table_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The count took 40 ms at each publication of a run that was too short for a table."""
-    counted = iter([10**12])
-    monkeypatch.setattr(online, "count_samples", lambda *_: next(counted))
-    planner, process = planner_with()
-    for result in steps_under(load_schedule("one-step-off"), request(4)):
-        planner.on_step(result, QuietProgress())
-    assert process.num_asked == 0
 
 
 def test_the_cost_of_a_restart_counts_the_end_of_the_process_before_it() -> None:

@@ -170,3 +170,19 @@ def test_a_cost_has_drifted_if_the_change_is_a_part_of_the_step() -> None:
         assert drift.ratio == ratio
         drift.restart()
         assert drift.ratio == 1.0
+
+
+def test_a_decision_in_place_is_repeated_after_other_drift_only() -> None:
+    """The drift stays until the next search, which a short run does not begin."""
+    rule = Replanner(1.0)
+    told(rule, 1.0, RECENT)
+    assert not rule.has_drifted
+    told(rule, 1.2, RECENT)
+    assert rule.has_drifted
+    rule.decided()
+    told(rule, 1.25, RECENT)
+    assert rule.is_due and not rule.has_drifted
+    told(rule, 1.5, RECENT)
+    assert rule.has_drifted
+    rule.keep()
+    assert not rule.has_drifted
