@@ -4,7 +4,7 @@ import copy
 import json
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -170,6 +170,20 @@ def test_a_tag_that_was_typed_is_no_tag() -> None:
     assert renderer.parse(spelled, tools=TOOLS).tool_calls == ()
     drawn = [tags["<tool_call>"], *renderer._text.encode('{"name": "now"}'), tags["</tool_call>"]]
     assert [call.name for call in renderer.parse(drawn, tools=TOOLS).tool_calls] == ["now"]
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_private_character_in_a_message_removes_no_part_of_it(role: str) -> None:
+    """A tool result with U+E002, an icon of web fonts, was appended without its beginning and the head of its turn."""
+    renderer = renderer_of("qwen2_5")
+    said = [Message(role="user", content="What?")]
+    ids = renderer.render(said, TOOLS)
+    drawn = renderer._text.encode('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|im_end|>')
+    answer = renderer.parse(drawn, prompt_ids=ids, tools=TOOLS)
+    new = [Message(role=role, content="a \ue002 b \ue003 c", tool_call_id=answer.tool_calls[0].id)]
+    assert renderer.extend([*ids, *drawn], answer, new, TOOLS) == renderer.render([*said, answer, *new], TOOLS)
+    letters = "".join(map(chr, range(0xE000, 0xF900)))
+    assert renderer.extend([*ids, *drawn], answer, [replace(new[0], content=letters)], TOOLS) is None
 
 
 def test_a_turn_that_was_cut_is_closed() -> None:
