@@ -102,22 +102,23 @@ class Renderer:
         """
         if self._config.tools == "prompt":
             messages, tools = _write_out_tools(messages, tools), ()
+        as_text = self._calls_are_text
         try:
-            return self._apply_template(messages, tools, prompts=prompts)
+            return self._apply_template(messages, tools, prompts=prompts, as_text=as_text)
         except UserError:
-            if self._calls_are_text or not any(message.tool_calls for message in messages):
+            if as_text or not any(message.tool_calls for message in messages):
                 raise
-            self._calls_are_text = True
-            try:
-                return self._apply_template(messages, tools, prompts=prompts)
-            except UserError:
-                self._calls_are_text = False
-                raise
+            found = self._apply_template(messages, tools, prompts=prompts, as_text=True)
+            self._calls_are_text = True  # only after a success: other threads render conversations meanwhile
+            return found
 
-    def _apply_template(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool) -> str:
+    def _apply_template(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool, as_text: bool
+    ) -> str:
         from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
-        written = [self._mask_message(message) for message in messages]
+        # The content of an answer keeps its tags.
+        written = [self._text.hold_message(to_mapping(message, as_text=as_text)) for message in messages]
         shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools]
         try:
             return render_chat(
@@ -295,10 +296,6 @@ class Renderer:
             return self._closing + rest if there else None
         behind = alone.rpartition(mark)[2]
         return tail.removeprefix(behind) if tail.startswith(behind) else None
-
-    def _mask_message(self, message: Message) -> dict[str, JSON]:
-        """Converts a message for the template, with masked tags. The content of an answer keeps its tags."""
-        return self._text.hold_message(to_mapping(message, as_text=self._calls_are_text))
 
     def _ends_in_thought(self) -> bool:
         begins = self._parser.thoughts[0] if self._parser.thoughts else None

@@ -10,6 +10,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec
+from interlace.data import chat_template_limits
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.config import RendererConfig
 from interlace.rollouts.rendering.load import check_renderer, create_renderer, find_parser, load_parser
@@ -352,6 +353,25 @@ def test_calls_are_read_in_the_formats_of_mistral_and_deepseek(name: str, said: 
     for size in range(len(said)):
         begun = parser.begun(MarkedText(text=said[:size], marks={}), TOOLS)
         assert "So".startswith(begun.content) and not begun.calls
+
+
+def test_a_refused_conversation_changes_no_call_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a template was tried with arguments as JSON text, another thread wrote its arguments as text too."""
+    renderer, seen = renderer_of("qwen2_5"), list[str]()
+    call = ToolCall(id="000000001", name="now", arguments={"a": 1})
+    said = [Message(role="user", content="x"), Message(role="assistant", content="", tool_calls=(call,))]
+    expected, render = renderer.text(said, TOOLS), chat_template_limits.render_chat
+
+    def refuse(tokenizer: object, messages: list[dict], **options: object) -> str:
+        if messages[0]["content"] != "refused":
+            return render(tokenizer, messages, **options)
+        seen.append(renderer.text(said, TOOLS))
+        raise chat_template_limits.ChatTemplateError("no")
+
+    monkeypatch.setattr(chat_template_limits, "render_chat", refuse)
+    with pytest.raises(UserError, match="cannot be applied"):
+        renderer.text([Message(role="user", content="refused"), said[1]], TOOLS)
+    assert seen == [expected, expected]
 
 
 def test_a_template_that_refuses_says_so() -> None:
