@@ -32,7 +32,10 @@ TESTS = "tests"
 """Column of a row's tests."""
 TIMEOUT_S = 5.0
 """Time limit of one run of a program: for a test with standard input, or for all calls together."""
-_FENCED = re.compile(r"```(?:python|py)?3?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCED = re.compile(r"```[^`\n]+```|```([^\s`]*)[^`\n]*\n(.*?)```", re.DOTALL)
+"""Code within a line, or a block with its language and its text."""
+_PYTHON = ("python", "python3", "py", "py3")
+"""Languages of the blocks that are programs. Blocks without a language are programs if there is none of these."""
 _HARNESS = """
 import json, numbers, sys
 
@@ -47,6 +50,8 @@ def to_plain(value):
         return str.__str__(value)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if type(value).__name__ in ("bool", "bool_") and hasattr(value, "item"):
+        return value.item()
     return value
 
 program, calls, mark = (json.loads(sys.stdin.readline()) for _ in range(3))
@@ -124,10 +129,15 @@ class CodeTests:
 
 
 def find_program(response: str) -> str:
-    """Returns the last fenced block of code after the thoughts of a response; without one, all text after them."""
+    """Returns the last fenced block of Python after the thoughts of a response.
+
+    Without one, returns the last block without a language; without such a block, all text after the thoughts.
+    """
     answer = response.rpartition("</think>")[2]
-    blocks = _FENCED.findall(answer)
-    return blocks[-1] if blocks else answer
+    blocks = [(match[1].lower(), match[2]) for match in _FENCED.finditer(answer) if match[2] is not None]
+    programs = [text for language, text in blocks if language in _PYTHON]
+    others = [text for language, text in blocks if not language]
+    return (programs or others or [answer])[-1]
 
 
 def read_tests(given: JSON) -> Sequence[CodeTest]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import disable_progress_bars
+from interlace.cli.preflight import disable_progress_bars, say
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder, find_run
 
@@ -50,6 +50,8 @@ def evaluate(
         return
     for table in evaluation_tables(settings, evaluation):
         console.print(table)
+    if quiet and evaluation.warning:  # else the progress has shown it
+        say(console, evaluation.warning)
 
 
 def evaluate_spec(
@@ -93,7 +95,7 @@ def make_evaluated_recipe(
     refuse_checkpoint_of_model(run_or_model, run, checkpoint)
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
     refuse_offline(settings, "eval")
-    model = settings.model.model_copy(update={"path": run_or_model})
+    model = choose_model(settings.model, run_or_model, overrides)
     if run:
         trained = load_recipe(str(run.config)) if str(checkpoint) == BEST else settings  # another recipe has no `best`
         model = checkpoint_of(run, settings, trained.best, checkpoint)
@@ -111,6 +113,17 @@ def make_evaluated_recipe(
             )
         raise UserError("the recipe's task holds out no prompts to evaluate on: set task.files.heldout_size.")
     return settings
+
+
+def choose_model(trained: "ModelConfig", spec: str, overrides: Sequence[str]) -> "ModelConfig":
+    """Returns the model that `spec` names, with the settings of the recipe's model.
+
+    The tokenizer that the recipe gives its own model is not used for another one, unless it is among the overrides.
+    """
+    is_given = any(override.partition("=")[0] in ("model", "model.tokenizer") for override in overrides)
+    if spec == trained.path or is_given:
+        return trained.model_copy(update={"path": spec})
+    return trained.stored_in(spec)
 
 
 def refuse_checkpoint_of_model(spec: str, run: "RunFolder | None", checkpoint: str | int) -> None:

@@ -137,6 +137,8 @@ def read_arguments(text: str, where: str) -> Mapping[str, JSON]:
     """Reads the arguments of a call from their JSON text. Raises UserError if they are not an object."""
     try:
         found = json.loads(text) if text.strip() else {}
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # ValueError for half of a character, which has no tokens
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} has a tool call whose arguments are not JSON: {error}.") from None
     if not isinstance(found, dict):

@@ -195,9 +195,18 @@ class TypedTags:
         return value
 
     def hold_message(self, message: Mapping[str, JSON]) -> dict[str, JSON]:
-        """Returns a message in OpenAI's form with masked tags. The content of the assistant keeps its tags."""
-        masked = ("tool_calls", *(() if message["role"] == "assistant" else ("content",)))
-        return {name: self.hold(value) if name in masked else value for name, value in message.items()}
+        """Returns a message in OpenAI's form with masked tags. The texts of the assistant keep their tags, but no text
+        may look like a masked tag.
+        """
+        kept = ("content", "reasoning_content") if message["role"] == "assistant" else ()
+        held = f"{HOLD}{self._numbers[HOLD]}{END}"
+        found: dict[str, JSON] = {}
+        for name, value in message.items():
+            if name in kept and isinstance(value, str):
+                found[name] = value.replace(HOLD, held)
+            else:
+                found[name] = value if name == "role" else self.hold(value)
+        return found
 
     def encode(self, text: str, *, continues: bool = False) -> list[int]:
         """Tokenizes a template's text. The template's tags become their ids; masked tags become text.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 MASK = "***"
 SECRETS_FILE = "secrets.yaml"
-_SECRET_KEY = re.compile(r"(^|_)(key|token|secret)$|password", re.IGNORECASE)
-_VARIABLES = "variables"
-"""Section whose keys are names of environment variables."""
+_SECRET_KEY = re.compile(r"(^|_|-|api|auth|access)(key|token|secret)$|password|passwd", re.IGNORECASE)
+_VARIABLES = ("variables", "env")
+"""Sections whose keys are names of environment variables."""
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _PUBLIC = ("pad_token", "eos_token")
 """Settings that name a token of a vocabulary."""
@@ -56,7 +56,7 @@ def _map_texts(settings: Mapping[str, JSON], change: Callable[[str, tuple[str, .
 
 def _is_secret(path: tuple[str, ...]) -> bool:
     names = [part for part in path if not part.isdigit()]
-    if len(names) > 1 and names[-2] == _VARIABLES:
+    if len(names) > 1 and names[-2] in _VARIABLES:
         return bool(_SECRET_VARIABLE.search(names[-1]))
     return bool(_SECRET_KEY.search(names[-1])) and names[-1] not in _PUBLIC
 

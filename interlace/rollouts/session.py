@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from interlace.core.errors import EnginesBusyError, UserError
+from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_tool
 from interlace.core.progress import Draft
 from interlace.core.random import stable_hash
@@ -200,13 +200,14 @@ class EpisodeSession:
                 response = await self._ask(
                     request, who=self.name, what=what, on_draft=drafted, patience_s=options.patience_s
                 )
-        except EnginesBusyError:
+        except UserError:  # also an EnginesBusyError: there is no turn
             self._record.free(place)
             raise
         except asyncio.CancelledError:
             self._record.withdraw(place)
             raise
         if response.failure:
+            self._record.free(place)
             reason = response.failure.removeprefix(f"request {request.id}: ")
             raise UserError(f"the engine refused turn {place}: {reason}")
         turn = read_turn(place, response, renderer, shown)

@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.runs import Runs
@@ -45,8 +47,8 @@ def make_answered_sample(key: SampleKey, prompt: Prompt, response: Response) -> 
 def turn_columns(
     prompt: Prompt, turns: Sequence[Turn], outcome: Outcome, rewards: Mapping[int, float], tools: Sequence[ToolUse]
 ) -> Columns:
-    """Returns the columns of a sample that an episode generated. Raises ValueError if it has no turn, or if its
-    rewards have no finite sum.
+    """Returns the columns of a sample that an episode generated. Raises ValueError if it has no turn, if its rewards
+    have no finite sum, or if an array of the outcome does not fit its turn.
 
     rewards: rewards of turns, by number. If there are any, the sample's reward is their sum plus the outcome's reward,
     or plus the recipe's if the outcome has none.
@@ -54,7 +56,11 @@ def turn_columns(
     if not turns:
         raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
     last = turns[-1]
-    segments = segments_of(prompt, turns, rewards, outcome.valid, outcome.shown)
+    valid = {number: np.asarray(array) for number, array in outcome.valid.items()}
+    shown = {number: np.asarray(array) for number, array in outcome.shown.items()}
+    _check_arrays("valid", valid, "b", turns)
+    _check_arrays("shown", shown, "iu", turns)
+    segments = segments_of(prompt, turns, rewards, valid, shown)
     segments = with_final(segments, prompt, outcome.final)
     columns: Columns = {
         "segments": segments,
@@ -67,6 +73,19 @@ def turn_columns(
         total = read_reward(total, "the sum of the episode's rewards")
         columns["outcome"] = RewardResult(reward=total, parts=outcome.parts, is_partial=outcome.reward is None)
     return columns
+
+
+def _check_arrays(name: str, arrays: Mapping[int, NDArray[Any]], kinds: str, turns: Sequence[Turn]) -> None:
+    """Raises ValueError unless each array has a value for each token of its turn. kinds: kinds of its numpy type."""
+    sizes = {turn.number: len(turn.token_ids) for turn in turns}
+    for number, array in arrays.items():
+        if number not in sizes:
+            raise ValueError(f"Outcome.{name} has an array for turn {number}; the turns are {[*sizes]}")
+        if array.shape != (sizes[number],) or array.dtype.kind not in kinds:
+            raise ValueError(
+                f"Outcome.{name} has an array of type {array.dtype} and shape {array.shape} for turn {number}, which "
+                f"has {sizes[number]} tokens: give one {'bool' if kinds == 'b' else 'token id'} for each"
+            )
 
 
 def _count_episode(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[ToolUse]) -> EpisodeCounts:

@@ -291,7 +291,8 @@ def _find_served_model(address: Address, dialect: str) -> str:
 def _sampling_params(given: Mapping[str, Any], stop_token_ids: Sequence[int]) -> SamplingParams:
     """Returns the sampling parameters of a task's generation. Raises UserError for an argument that no engine has."""
     left = dict(normalize_gen_kwargs(dict(given), default_max_gen_toks=MAX_GEN_TOKS))
-    left.pop("do_sample", None)
+    if not left.pop("do_sample", False):  # the harness sets no temperature if the task sets neither
+        left["temperature"] = 0.0
     stop = tuple(text for text in left.pop("until", ()) if text)
     limit = int(left.pop("max_gen_toks"))
     values = {name: left.pop(name) for name in _SAMPLING if name in left}

@@ -65,6 +65,8 @@ class SweepRow:
     """Best value of the metric at any step."""
     seconds: float
     """Seconds of all steps."""
+    is_finished: bool = True
+    """False if the run failed, or if a stop left it unfinished."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,13 +92,13 @@ class SweepResult:
     def over_seeds(self) -> list[tuple[Mapping[str, str], float, float, int]]:
         """Returns (values without the seed, mean, standard deviation, number) of each combination, the best first.
 
-        Empty if the seed was not swept.
+        Only finished runs count: the others have trained fewer steps. Empty if the seed was not swept.
         """
         groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
         for row in self.rows:
             if SEED not in row.values:
                 return []
-            if row.metric is not None:
+            if row.metric is not None and row.is_finished:
                 key = tuple((name, value) for name, value in row.values.items() if name != SEED)
                 groups.setdefault(key, []).append(row.metric)
         found = [
@@ -334,7 +336,11 @@ class Sweep:
         data = dict(self._list_data())
         known = next((name for name in _DEFAULTS if any(run.values(name) for run in data.values())), _DEFAULTS[-1])
         order = self._order or BestConfig(metric=known)
-        rows = [_make_row(variant, data[variant.name], order) for variant in self._variants if variant.name in data]
+        rows = [
+            _make_row(variant, data[variant.name], order, is_finished=variant.name in self._finished)
+            for variant in self._variants
+            if variant.name in data
+        ]
         rows.sort(key=lambda row: -math.inf if row.metric is None else order.sign * row.metric, reverse=True)
         report = self._folder / REPORT_FILE if data else None
         if report:
@@ -352,7 +358,7 @@ class Sweep:
                 yield variant.name, RunData.read(run)
 
 
-def _make_row(variant: Variant, run: RunData, order: BestConfig) -> SweepRow:
+def _make_row(variant: Variant, run: RunData, order: BestConfig, *, is_finished: bool) -> SweepRow:
     metric = order.metric
     points = [(step, value) for step, value in run.curve(metric) if step > 0]
     values = [value for _, value in points]
@@ -367,6 +373,7 @@ def _make_row(variant: Variant, run: RunData, order: BestConfig) -> SweepRow:
         metric=last,
         best=pick(values, default=None),
         seconds=sum(run.values("timing_s/step")),
+        is_finished=is_finished,
     )
 
 
@@ -379,7 +386,7 @@ def as_json(result: SweepResult) -> dict[str, JSON]:
         "runs": [
             {
                 "name": row.name, "settings": dict(row.values), "steps": row.steps, "metric": row.metric,
-                "best": row.best, "seconds": row.seconds,
+                "best": row.best, "seconds": row.seconds, "finished": row.is_finished,
             }
             for row in result.rows
         ],

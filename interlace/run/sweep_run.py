@@ -37,9 +37,13 @@ class RunEnd:
 
 
 def prepare_run(path: Path, recipe: Recipe) -> None:
-    """Creates the folder of a run and writes its settings. A run with a checkpoint keeps its files."""
+    """Creates the folder of a run and writes its settings. A run with a checkpoint keeps its files.
+
+    Raises UserError if another process trains the run.
+    """
     if path.exists() and not _is_resumed(path):
-        shutil.rmtree(path)  # of a run that was killed before its first checkpoint
+        with RunLock(RunFolder(path=path)):
+            shutil.rmtree(path)  # of a run that was killed before its first checkpoint
     is_new = not path.exists()
     open_folder = RunFolder.create if is_new else RunFolder.resume
     open_folder(path.parent, path.name).write_config(recipe)

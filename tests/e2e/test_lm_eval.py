@@ -114,6 +114,14 @@ def test_the_command_evaluates_a_checkpoint_of_a_run(tasks: Path, tmp_path: Path
     assert found["config"]["model"] == "interlace"
 
 
+def test_a_task_without_a_temperature_is_answered_greedily() -> None:
+    """Answers to tasks that name only stop texts, such as coqa and drop, were sampled at temperature 1."""
+    from interlace.run.lm_eval import _sampling_params
+
+    assert _sampling_params({"until": ["."]}, ()).temperature == 0
+    assert _sampling_params({"until": ["."], "do_sample": True, "temperature": 0.7}, ()).temperature == 0.7
+
+
 def test_mistakes(tmp_path: Path) -> None:
     def refusal(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["lm-eval", *arguments])

@@ -7,19 +7,20 @@ import itertools
 import math
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 from interlace.agents.server.ask import Answers, Ask, make_shown_message, merge_params
-from interlace.agents.server.body import ApiError
+from interlace.agents.server.body import ApiError, as_api_error
 from interlace.agents.shown_messages import ShownMessages
 from interlace.core.messages import Message
 from interlace.core.tasks import cancel_tasks
-from interlace.rollouts.base import Session, Turn, TurnDraft, TurnOptions
+from interlace.rollouts.base import Context, Session, Turn, TurnDraft, TurnOptions
 from interlace.runtime.http_listener import is_same_key
 
 _KEPT_ANSWERS = 256
@@ -71,6 +72,8 @@ class Retries:
     def __init__(self) -> None:
         self._asked: dict[str, Asked] = {}
         self._numbers = itertools.count()
+        self._refused = Counter[str]()
+        """Numbers of requests without a name that ended with an error which clients answer by a retry, by digest."""
         self.num_retries = 0
 
     @contextmanager
@@ -80,11 +83,12 @@ class Retries:
         """Begins a request, or returns the same request if it was begun before.
 
         name: the client's name of the request. Without a name, a request with the same body in flight is the same
-        request, unless is_first: the client states that it has not sent this request before. If the block ends before
-        the answer, the request is withdrawn, unless another client waits for it.
+        request, unless is_first: the client states that it has not sent this request before. A retry of a request that
+        ended with an error is a new request too: several clients may repeat equal requests at once. If the block ends
+        before the answer, the request is withdrawn, unless another client waits for it.
         """
         key = name or f"body {digest}"
-        if name is None and is_first and key in self._asked:
+        if name is None and (is_first or self._take_refused(digest)) and key in self._asked:
             key = f"{key} {next(self._numbers)}"
         asked = self._asked.get(key)
         if asked is None:
@@ -106,9 +110,26 @@ class Retries:
         task = asked.task
         if not task.done() and not asked.num_waiting:
             task.cancel()
-        is_kept = is_named and task.done() and not task.cancelled() and task.exception() is None
+        error = task.exception() if task.done() and not task.cancelled() else None
+        if (
+            not is_named
+            and isinstance(error, Exception)
+            and as_api_error(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        ):
+            self._refused[asked.digest] += 1
+            for digest in list(self._refused)[:-_KEPT_ANSWERS]:
+                del self._refused[digest]
+        is_kept = is_named and task.done() and not task.cancelled() and error is None
         if not is_kept and not asked.num_waiting and self._asked.get(key) is asked:
             del self._asked[key]
+
+    def _take_refused(self, digest: str) -> bool:
+        """Returns whether an equal request ended with an error and was not repeated yet, and counts its repetition."""
+        if not self._refused[digest]:
+            del self._refused[digest]
+            return False
+        self._refused[digest] -= 1
+        return True
 
     def _forget_old(self) -> None:
         done = [key for key, asked in self._asked.items() if asked.task.done()]
@@ -153,8 +174,7 @@ class Conversation:
         """Samples the answers to a request. number: number of the first turn. Raises ApiError if it has ended."""
         self.check_open()
         ask = head.ask
-        messages = self._shown.find_sampled([each for each in ask.context if isinstance(each, Message)])
-        contexts = [each for each in (messages or ask.context, *ask.other_contexts) for _ in range(ask.num_answers)]
+        contexts = [each for each in (self._find_context(ask), *ask.other_contexts) for _ in range(ask.num_answers)]
         params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         drawn = [
             asyncio.ensure_future(
@@ -194,6 +214,11 @@ class Conversation:
             elif not task.cancelled() and task.exception() is None:
                 self.session.withdraw(task.result())
 
+    def _find_context(self, ask: Ask) -> Context:
+        """Returns the context of a request with its earlier answers as the model sampled them."""
+        messages = self._shown.find_sampled([each for each in ask.context if isinstance(each, Message)])
+        return messages or ask.context
+
     def is_idle(self, limit_s: float) -> bool:
         """Returns whether no request has been answered for `limit_s` seconds, and none is in flight."""
         return time.monotonic() - self.used_s >= limit_s and not self.retries.in_flight
@@ -206,7 +231,7 @@ class Conversation:
     async def count_tokens(self, ask: Ask) -> int:
         """Returns the number of tokens of a request's context. Raises ApiError if the session has ended."""
         self.check_open()
-        return await self.session.count_tokens(ask.context, tools=ask.tools)
+        return await self.session.count_tokens(self._find_context(ask), tools=ask.tools)
 
     def set_reward(self, value: float | None) -> None:
         """Records the reward that a client sets. Raises ApiError if it is missing."""

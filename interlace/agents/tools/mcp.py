@@ -1,6 +1,7 @@
 """Tools of an MCP server, over its standard streams or HTTP. Needs `interlace[mcp]`."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -137,10 +138,21 @@ class _McpTool:
 
     async def call(self, arguments: Mapping[str, JSON]) -> str:
         result = await (await self._source.connected()).call(self.spec.name, arguments)
-        text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        text = write_result(result)
         if result.is_error:
             raise ToolError(text)
         return text
+
+
+def write_result(result: "CallToolResult") -> str:
+    """Returns the text of a result: of its parts, and of the resources that it contains.
+
+    The type of another part, such as a picture, stands for it. A result without parts is its structured content.
+    """
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    parts = [(part, getattr(part, "resource", part)) for part in result.content]
+    return "\n".join(getattr(holder, "text", f"[{part.type}]") for part, holder in parts)
 
 
 def _format_first_line(error: BaseException) -> str:

@@ -20,8 +20,9 @@ MOST_VARIANTS = 16
 """Maximum number of cached renderers for requests with variables of the template."""
 MOST_WRITTEN = 256
 """Maximum number of kinds of conversations for which a renderer stores that its template writes the tools."""
-MARK = "\ue002"
-"""Placeholder for the content of an answer: the rendered text after it is the text that a turn adds."""
+MARKS = tuple(map(chr, range(0xE002, 0xE042)))
+"""Private characters. One that the messages after an answer do not contain is the placeholder for the content of the
+answer: the rendered text after it is the text that a turn adds."""
 TOOLS_HEAD = (
     "You may call functions to answer. They are described within <tools></tools>:\n<tools>\n{tools}\n</tools>\n"
     'To call one, write its name and arguments as JSON:\n<tool_call>\n{{"name": NAME, "arguments": ARGUMENTS}}\n'
@@ -63,12 +64,12 @@ class Renderer:
         """True if the template requires the arguments of a call as JSON text."""
         self._no_tools: list[dict[str, JSON]] | None = None
         """Argument `tools` of the template for conversations without tools."""
-        said = [Message(role="user", content="a"), Message(role="assistant", content=MARK)]
+        said = [Message(role="user", content="a"), Message(role="assistant", content=MARKS[0])]
         try:
             self.text(said, (), prompts=False)
         except UserError:
             self._no_tools = []  # for templates such as Hermes' that iterate over the tools in any case
-        end = self.text(said, (), prompts=False).rpartition(MARK)[2]
+        end = self.text(said, (), prompts=False).rpartition(MARKS[0])[2]
         self._closing = next((tag for tag in self._text.tags if end.startswith(tag)), "")
         """Tag that ends an answer. Empty if the tag of the next message ends it."""
         ends = {tokenizer.eos_token_id, self._text.tags.get(self._closing)}
@@ -101,22 +102,23 @@ class Renderer:
         """
         if self._config.tools == "prompt":
             messages, tools = _write_out_tools(messages, tools), ()
+        as_text = self._calls_are_text
         try:
-            return self._apply_template(messages, tools, prompts=prompts)
+            return self._apply_template(messages, tools, prompts=prompts, as_text=as_text)
         except UserError:
-            if self._calls_are_text or not any(message.tool_calls for message in messages):
+            if as_text or not any(message.tool_calls for message in messages):
                 raise
-            self._calls_are_text = True
-            try:
-                return self._apply_template(messages, tools, prompts=prompts)
-            except UserError:
-                self._calls_are_text = False
-                raise
+            found = self._apply_template(messages, tools, prompts=prompts, as_text=True)
+            self._calls_are_text = True  # only after a success: other threads render conversations meanwhile
+            return found
 
-    def _apply_template(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool) -> str:
+    def _apply_template(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool, as_text: bool
+    ) -> str:
         from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
-        written = [self._mask_message(message) for message in messages]
+        # The content of an answer keeps its tags.
+        written = [self._text.hold_message(to_mapping(message, as_text=as_text)) for message in messages]
         shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools]
         try:
             return render_chat(
@@ -258,26 +260,33 @@ class Renderer:
     ) -> str | None:
         """Returns the text after an answer: its end tag, the new messages, and the beginning of the next answer.
 
-        answer: only the number and names of its calls matter. before: messages before it. None if the template refuses.
+        answer: only the number and names of its calls matter. before: messages before it. None if the template refuses,
+        or if the new messages contain all MARKS.
         """
-        calls = _dummy_calls(answer, new_messages) if new_messages and new_messages[0].role == "tool" else ()
+        said_texts = [
+            text for message in new_messages for text in (message.content, message.name, message.tool_call_id)
+        ]
+        mark = next((mark for mark in MARKS if not any(mark in text for text in said_texts if text)), None)
+        if mark is None:
+            return None
+        calls = _dummy_calls(answer, new_messages, mark) if new_messages and new_messages[0].role == "tool" else ()
         for some in (calls, calls[:1]) if len(calls) > 1 else (calls,):
-            content = "" if some else MARK
+            content = "" if some else mark
             said = [*before, Message(role="assistant", content=content, tool_calls=some)]
             try:
                 whole = self.text([*said, *new_messages], tools)
                 alone = self.text(said, tools, prompts=False) if some else ""
             except UserError:
                 continue
-            return self._find_tail(whole, alone)
+            return self._find_tail(whole, alone, mark)
         return None
 
-    def _find_tail(self, whole: str, alone: str) -> str | None:
+    def _find_tail(self, whole: str, alone: str, mark: str) -> str | None:
         """Returns the part of a rendered conversation after its answer.
 
-        alone: the conversation without new messages, if the answer has calls.
+        alone: the conversation without new messages, if the answer has calls. mark: placeholder in the answer.
         """
-        _, found, tail = whole.rpartition(MARK)
+        _, found, tail = whole.rpartition(mark)
         if not found:
             return None
         if not alone:
@@ -285,12 +294,8 @@ class Renderer:
         if self._closing:
             _, there, rest = tail.partition(self._closing)
             return self._closing + rest if there else None
-        behind = alone.rpartition(MARK)[2]
+        behind = alone.rpartition(mark)[2]
         return tail.removeprefix(behind) if tail.startswith(behind) else None
-
-    def _mask_message(self, message: Message) -> dict[str, JSON]:
-        """Converts a message for the template, with masked tags. The content of an answer keeps its tags."""
-        return self._text.hold_message(to_mapping(message, as_text=self._calls_are_text))
 
     def _ends_in_thought(self) -> bool:
         begins = self._parser.thoughts[0] if self._parser.thoughts else None
@@ -313,15 +318,15 @@ class Renderer:
         return self.proof.notes(branch_on_rewrite=self._config.on_rewrite == "branch")
 
 
-def _dummy_calls(answer: Message | None, new_messages: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """Returns one call for each tool message, with the same id and name. Each has MARK as its argument."""
+def _dummy_calls(answer: Message | None, new_messages: Sequence[Message], mark: str) -> tuple[ToolCall, ...]:
+    """Returns one call for each tool message, with the same id and name. Each has the mark as its argument."""
     names = {call.id: call.name for call in answer.tool_calls} if answer else {}
     tools = [message for message in new_messages if message.role == "tool"]
     return tuple(
         ToolCall(
             id=message.tool_call_id or f"{place:09d}",
             name=message.name or names.get(message.tool_call_id or "") or "tool",
-            arguments={"a": MARK},
+            arguments={"a": mark},
         )
         for place, message in enumerate(tools)
     )

@@ -120,6 +120,8 @@ def test_a_right_program_passes(scorer: Scorer) -> None:
     derived = "from collections import Counter\nimport enum\nclass One(enum.IntEnum):\n    ONE = 1\n"
     derived += "def count(x): return Counter(x), frozenset(x), One.ONE, [True]"
     assert scorer.passes(derived, ["assert count('aab') == ({'a': 2, 'b': 1}, {'a', 'b'}, 1, [True])"])
+    truth = "class bool_:\n    def item(self): return True\ndef is_one(x): return bool_()"  # as numpy's
+    assert scorer.passes(truth, ["assert is_one(1)", "assert is_one(1) == True"])
     reads = "import sys\na, b = map(int, input().split())\nsys.stdout.write(str(a + b))"
     assert scorer.passes(reads, STREAMS)
 
@@ -175,3 +177,18 @@ def test_the_last_block_after_the_thoughts_is_the_program() -> None:
     assert find_program("```py\na\n```\n```python\nb\n```\ntext") == "b\n"
     assert find_program("```Python\na\n``` or\n```python3\r\nb\n```\n") == "b\n"
     assert find_program("<think>```python\na\n```</think>b") == "b"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Plan:\n```text\nadd\n```\nNow the code:\n```python\nright\n```\n",
+        "```bash\nls\n```\nthen\n```python\nright\n```\nwhich prints\n```text\n1\n```",
+        "```python\nright\n```\nOutput:\n```\n1\n```\n",
+        "```text\n1\n```\n```\nright\n```\n",
+        "Call ```add(1)``` as in\n```python\nright\n```\n",
+    ],
+)
+def test_blocks_of_other_languages_are_no_programs(response: str) -> None:
+    """The text between two blocks was taken for the program."""
+    assert find_program(response) == "right\n"

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console, RenderableType
 
+from interlace.cli import eval as eval_command
 from interlace.cli.outcome import evaluation_tables, list_written_paths, outcome_tables
+from interlace.observe.best import BestConfig
 from interlace.observe.run_data import EvaluationAnswer
 from interlace.observe.run_folder import RunFolder
 from interlace.run.evaluation import Evaluation
 from interlace.run.recipe.config import Recipe
 from interlace.run.session import TrainReport
+from interlace.run.sweep import SweepResult, SweepRow
 
 RECIPE = Recipe.parse(
     {
@@ -30,6 +34,26 @@ def evaluation(greedy: float, sampled: float | None, responses: dict[str, str]) 
         for uid, text in responses.items()
     )
     return Evaluation(num_prompts=64, greedy_accuracy=greedy, sampled_accuracy=sampled, answers=answers)
+
+
+def test_a_quiet_evaluation_names_answers_that_were_not_scored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = evaluation(0.0, None, {}).model_copy(update={"num_failed": 64, "failure": "KeyError"})
+    monkeypatch.setattr(eval_command, "evaluate_spec", lambda *_, **__: (RECIPE, found))
+    eval_command.evaluate("run", None, None, "newest", quiet=True, as_json=False)
+    assert "64 answers count as wrong" in capsys.readouterr().out
+
+
+def test_the_mean_over_seeds_has_no_runs_that_ended_early() -> None:
+    rows = [
+        SweepRow(name=f"{seed}", values={"seed": seed}, steps=9, metric=float(seed), best=None, seconds=1.0,
+                 is_finished=seed != "7")
+        for seed in "137"
+    ]  # fmt: skip
+    found = SweepResult(folder=Path("x"), order=BestConfig(metric="reward/mean"), rows=rows)
+    [(_, mean, _, count)] = found.over_seeds()
+    assert (mean, count) == (2.0, 2)
 
 
 def report(before: Evaluation | None, after: Evaluation | None, checkpoint: Path | None = None) -> TrainReport:

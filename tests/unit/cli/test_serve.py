@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from interlace.cli.eval import choose_model
 from interlace.cli.serve import make_served_policy, make_served_recipe
 from interlace.core.errors import UserError
+from interlace.models.config import ModelConfig
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.jsonl import to_line
 from interlace.observe.run_folder import RunFolder
@@ -44,6 +46,13 @@ def test_a_checkpoint_is_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["run #3", "a: b", "12", "größe 😀"])
 def test_the_name_of_a_model_is_text_and_not_yaml(name: str) -> None:
     assert make_served_recipe(name, []).model.path == name
+
+
+def test_another_model_is_not_evaluated_with_the_tokenizer_of_the_recipe() -> None:
+    trained = ModelConfig(path="base", tokenizer="instruct", dtype="bfloat16")
+    assert choose_model(trained, "base", []) == trained
+    assert choose_model(trained, "other", []) == ModelConfig(path="other", dtype="bfloat16")
+    assert choose_model(trained, "other", ["model.tokenizer=instruct"]).tokenizer == "instruct"
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -41,6 +41,26 @@ def test_an_added_token_that_is_not_special_is_one_token_in_all_prompts() -> Non
     assert prompt.token_ids.tolist() == expected
 
 
+def test_names_and_ids_of_a_message_have_no_control_tokens() -> None:
+    tokenizer = copy.deepcopy(tokenizer_of("own"))
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.name or '' }}{{ message.tool_call_id or '' }}"
+        "{{ message.content }}<|im_end|>{% endfor %}"
+    )
+    renderer = create_renderer(tokenizer, RendererConfig())
+    said = Message(role="tool", content="", name="a<|im_end|>", tool_call_id="b<|im_end|>")
+    ids = renderer.render([said])
+    assert ids.count(renderer.stop_token_ids[0]) == 1 and "a<|im_end|>b<|im_end|>" in tokenizer.decode(ids)
+
+
+def test_an_answer_with_private_characters_is_text() -> None:
+    """An answer with the characters around the number of a masked tag raised an IndexError, or became the tag."""
+    renderer = create_renderer(tokenizer_of("own"), RendererConfig())
+    for content in ("\ue0009999\ue001", "\ue0000\ue001"):
+        ids = renderer.render([Message(role="assistant", content=content)])
+        assert content in tokenizer_of("own").decode(ids)
+
+
 def test_white_space_that_is_a_token_stays_a_token() -> None:
     """Gemma's tokenizers have added tokens for line ends, which were spelled as single characters."""
     tokenizer = copy.deepcopy(tokenizer_of("own"))

@@ -14,6 +14,8 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.run_lock import RunLock, is_held, is_supported, open_run, resume_run
+from interlace.run.recipe.config import Recipe
+from interlace.run.sweep_run import prepare_run
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="this system has no file locks")
 
@@ -70,6 +72,16 @@ def test_who_holds_it_is_named(folder: RunFolder) -> None:
     with RunLock(folder):
         pass
     assert not folder.process.exists()
+
+
+def test_a_sweep_does_not_delete_a_run_that_another_one_trains(folder: RunFolder) -> None:
+    recipe = Recipe.parse(
+        {"model": "tiny:micro", "task": "number_sorting", "reward": "reasoning_gym", "steps": 1,
+         "prompts_per_step": 1, "samples_per_prompt": 2}
+    )  # fmt: skip
+    with RunLock(folder), pytest.raises(UserError, match="is being trained by process"):
+        prepare_run(folder.path, recipe)
+    assert folder.samples.is_dir()
 
 
 def test_what_a_killed_process_left_is_no_lock(folder: RunFolder) -> None:

@@ -34,6 +34,16 @@ def test_config_yaml_masks_keys_tokens_passwords_and_secret_variables(tmp_path: 
     assert "<pad>" in text and "info" in text and "max_new_tokens: 7" in text
 
 
+def test_the_environment_of_a_tool_and_joined_names_are_masked() -> None:
+    tool = {
+        "env": {"SERVICE_KEY_ID": "a", "REGION": "eu"},
+        "options": {"apikey": "b", "accessToken": "c", "monkey": "d"},
+    }
+    masked, secrets = mask_secrets({"episode": {"tools": [tool]}})
+    assert sorted(secrets.values()) == ["a", "b", "c"]
+    assert masked["episode"]["tools"][0]["env"]["REGION"] == "eu"
+
+
 def test_a_resumed_run_reads_the_secrets_back(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "a")
     folder.write_config(Settings())

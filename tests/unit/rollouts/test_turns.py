@@ -72,7 +72,8 @@ def test_messages_for_clients_name_turns_and_no_internal_requests() -> None:
                     messages.append(str(error))
             session.close()
         again = "turn 0 was requested before. Give each call a separate number."
-        assert messages == ["the engine refused turn 0: the prompt is too long", again, again]
+        refused = "the engine refused turn 0: the prompt is too long"
+        assert messages == [refused, refused, again], "a refused turn may be requested again"
 
     asyncio.run(run_on(ClusterConfig(backend="local", devices="cpu:1"), Schedule(), flow))
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from interlace.core.errors import InterlaceError
@@ -67,6 +68,14 @@ async def _same_number(prompt: Prompt, session: Session) -> None:
         (_returns(Outcome(reward=1.0, parts={"mean": 2.0})), "UserError: the episode returned a part 'mean'"),
         (_returns(Outcome(parts={5: 2.0})), "TypeError: the name of the episode's part 5 is a int, not a text"),  # type: ignore[dict-item]
         (_returns(Outcome(text=5)), "TypeError: the text of the episode's Outcome is a int"),  # type: ignore[arg-type]
+        (
+            _returns(Outcome(valid={0: np.ones(99, np.bool_)})),
+            "ValueError: Outcome.valid has an array of type bool and shape (99,)",
+        ),
+        (
+            _returns(Outcome(valid={3: np.ones(1, np.bool_)})),
+            "ValueError: Outcome.valid has an array for turn 3; the turns are [0]",
+        ),
         (_raises_half, "ValueError: a\\ud83d"),
         (_no_tokens, "UserError: generate() was given a list that is not a list of token ids"),
         (_words, "UserError: generate() was given a list that is not a list of token ids"),

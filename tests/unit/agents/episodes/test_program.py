@@ -21,7 +21,7 @@ from interlace.agents.episodes import program_groups
 from interlace.agents.episodes.program import REST_WITHIN_S, _end_streams
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.messages import Message
-from interlace.core.types import JSON, Prompt
+from interlace.core.types import JSON, FinishReason, Prompt
 from interlace.rollouts.base import Outcome
 from interlace.rollouts.config import create_kind, parse_episode
 from interlace.rollouts.episode_process import LEAVE_S
@@ -74,6 +74,11 @@ async def rewards_by_the_route(row: Mapping[str, JSON], base_url: str, api_key: 
     await asyncio.to_thread(call, base_url, api_key, "/session/reward", {"reward": 0.5})
 
 
+def rewards_by_the_route_and_returns_an_outcome(row: Mapping[str, JSON], base_url: str, api_key: str) -> Outcome:
+    call(base_url, api_key, "/session/reward", {"reward": 0.5})
+    return Outcome(reward=1.0, text="a", finish_reason=FinishReason.LENGTH, valid={0: np.zeros(3, np.bool_)})
+
+
 def returns_a_list(row: Mapping[str, JSON], base_url: str, api_key: str) -> list[int]:
     return [1]
 
@@ -92,6 +97,13 @@ def test_a_functions_number_is_its_reward_and_the_reward_route_counts_before_it(
     assert outcome(ScriptedSession([]), function=f"{__name__}:rewards_by_the_route").reward == 0.5
     with pytest.raises(TypeError, match="returned a list"):
         outcome(ScriptedSession([]), function=f"{__name__}:returns_a_list")
+
+
+def test_a_reward_of_the_route_keeps_the_rest_of_the_outcome() -> None:
+    """Tokens that had no effect were trained, and a truncated episode counted as ended."""
+    found = outcome(ScriptedSession([]), function=f"{__name__}:rewards_by_the_route_and_returns_an_outcome")
+    assert (found.reward, found.text, found.finish_reason) == (0.5, "a", FinishReason.LENGTH)
+    assert not found.valid[0].any()
 
 
 def test_a_command_gets_its_row_and_its_output_is_scored() -> None:

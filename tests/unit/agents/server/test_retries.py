@@ -80,6 +80,38 @@ def test_equal_first_requests_of_openais_client_are_separate_turns() -> None:
     served(session, use)
 
 
+def test_retries_of_equal_requests_that_were_refused_are_separate_requests() -> None:
+    """Clients that repeated equal requests after a status 503, at the same time, all got one answer."""
+    opened, busy, go = list[int | None](), list[float](), asyncio.Event()
+
+    class Guests:
+        @asynccontextmanager
+        async def session(self, seed: int | None) -> AsyncIterator[Session]:
+            opened.append(seed)
+            yield ScriptedSession([HELLO], go=go)
+
+        def busy_s(self) -> float | None:
+            return busy[0] if busy else None
+
+    async def use(client: Client) -> None:
+        client.key = "sk-mine"
+        busy.append(1.0)
+        for _ in range(2):
+            await client.post("/v1/chat/completions", ASK, **{"X-Stainless-Retry-Count": "0"})
+            assert client.status == 503
+        busy.clear()
+        again = {"X-Stainless-Retry-Count": "1"}
+        both = [asyncio.create_task(client.post("/v1/chat/completions", ASK, **again)) for _ in range(2)]
+        while not opened:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # both requests have arrived
+        go.set()
+        one, other = await asyncio.gather(*both)
+        assert one["id"] != other["id"]
+
+    served(ScriptedSession([]), use, visitors=Guests(), api_key="sk-mine")
+
+
 def test_equal_requests_with_the_servers_key_are_separate_although_their_client_counts_no_retries() -> None:
     """A program that sampled several answers at once got one answer several times."""
     opened, go = list[int | None](), asyncio.Event()

@@ -249,6 +249,19 @@ def test_an_mcp_server_brings_its_tools_and_keeps_its_state() -> None:
     assert asyncio.run(tools["count"].call({})) == "1", "another loop has a connection, and a server, of its own"
 
 
+def test_a_resource_in_the_result_of_an_mcp_server_is_read() -> None:
+    """Servers that return files as resources gave the model the text "[resource]"."""
+    types = pytest.importorskip("mcp.types")
+    from interlace.agents.tools.mcp import write_result
+
+    file = types.EmbeddedResource(resource=types.TextResourceContents(uri="file:///a", text="hello"))
+    picture = types.ImageContent(data="", mime_type="image/png")
+    said = types.TextContent(text="found:")
+    assert write_result(types.CallToolResult(content=[said, file, picture])) == "found:\nhello\n[image]"
+    assert write_result(types.CallToolResult(content=[], structured_content={"sum": 3})) == '{"sum": 3}'
+    assert write_result(types.CallToolResult(content=[])) == ""
+
+
 def test_all_pages_of_an_mcp_servers_tools_are_read() -> None:
     """The model had only those of the first page, and an empty cursor of the last page began with the first again."""
     entry = mcp_entry()
