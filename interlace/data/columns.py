@@ -28,6 +28,8 @@ USUAL: Mapping[str, Sequence[str]] = {
     ),
 }  # fmt: skip
 """Names that data sets often give to a column; an error proposes them, and only task.columns selects one."""
+VARIABLES = "chat_template_kwargs"
+"""TRL's column of variables of the chat template."""
 
 
 def to_row(
@@ -47,6 +49,11 @@ def to_row(
     """
     found = plain_row(values, origin, omit)
     _refuse_other_kinds(found, columns, origin)
+    if found.get(VARIABLES):
+        raise UserError(
+            f"{origin}: column {VARIABLES!r} sets variables of the chat template for this row, and a run has the same "
+            f"for all rows. Set renderer.{VARIABLES}, and leave the column out: task.omit=[{VARIABLES}]."
+        )
     found, columns, is_raw = _take_implicit_prompt(found, columns, origin, has_completions=has_completions)
     prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
     prompt = _read_column(found, prompt_name, PROMPT, origin)
