@@ -1,6 +1,7 @@
 """Tools of an MCP server, over its standard streams or HTTP. Needs `interlace[mcp]`."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ from interlace.core.types import JSON
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult
+    from mcp.types import CallToolResult, ContentBlock
 
 START_WITHIN_S = 30.0
 """Time limit in seconds for a server to start and to list its tools."""
@@ -137,10 +138,27 @@ class _McpTool:
 
     async def call(self, arguments: Mapping[str, JSON]) -> str:
         result = await (await self._source.connected()).call(self.spec.name, arguments)
-        text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        text = read_result(result)
         if result.is_error:
             raise ToolError(text)
         return text
+
+
+def read_result(result: "CallToolResult") -> str:
+    """Returns the text of a result: its parts, the text of resources included, else its structured content as JSON."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(_read_part(part) for part in result.content)
+
+
+def _read_part(part: "ContentBlock") -> str:
+    """Returns the text of a part, or of the resource in it; else its kind, with the address of a resource."""
+    resource = getattr(part, "resource", part)  # a link to a resource has its fields
+    text = getattr(resource, "text", None)
+    if isinstance(text, str):
+        return text
+    address = getattr(resource, "uri", None)
+    return f"[{part.type}]" if address is None else f"[{part.type}: {address}]"
 
 
 def _format_first_line(error: BaseException) -> str:

@@ -101,6 +101,24 @@ def observes(model: Any) -> Any:
     return graph.compile()
 
 
+def limits(model: Any) -> Any:
+    """A graph that bounds its answer, and sets an option that has no effect."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    bound = model.bind_tools([], parallel_tool_calls=False)
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await bound.ainvoke(state["messages"], max_tokens=8, temperature=0)]}
+
+    async def force(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"], response_format={"type": "json_object"})]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_sequence([("think", think), ("force", force)])
+    graph.add_edge(START, "think")
+    return graph.compile()
+
+
 def insists(model: Any) -> Any:
     """A graph that asks three times."""
     from langgraph.graph import START, MessagesState, StateGraph
@@ -197,6 +215,16 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
         return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
 
     assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_options_of_the_chat_model_are_used_or_refused() -> None:
+    """A graph's limit of tokens had no effect, nor had its wish for one call and for JSON."""
+    two_calls = replace(CALL, tool_calls=(*CALL.tool_calls, replace(CALL.tool_calls[0], id="000000002")))
+    session = ScriptedSession([two_calls])
+    with pytest.raises(UserError, match=r"called with response_format = .*, which has no effect"):
+        play(session, name="langgraph", graph=f"{__name__}:limits")
+    [(_, _, params)] = session.asked
+    assert params == session.params.model_copy(update={"max_new_tokens": 8}), "the run's temperature applies"
 
 
 def test_an_answer_of_the_chat_model_ends_before_its_stop_text_and_continues_as_it_was_sampled() -> None:

@@ -249,6 +249,19 @@ def test_an_mcp_server_brings_its_tools_and_keeps_its_state() -> None:
     assert asyncio.run(tools["count"].call({})) == "1", "another loop has a connection, and a server, of its own"
 
 
+def test_resources_and_structured_results_of_an_mcp_server_are_read() -> None:
+    """The model read `[resource]` in place of the file that a server such as GitHub's returns, or nothing."""
+    pytest.importorskip("mcp")
+    from mcp.types import CallToolResult, EmbeddedResource, ResourceLink, TextResourceContents
+
+    from interlace.agents.tools.mcp import read_result
+
+    file = EmbeddedResource(type="resource", resource=TextResourceContents(uri="repo://a.py", text="print(1)"))
+    link = ResourceLink(type="resource_link", name="b", uri="repo://b.py")
+    assert read_result(CallToolResult(content=[file, link])) == "print(1)\n[resource_link: repo://b.py]"
+    assert read_result(CallToolResult(content=[], structured_content={"sum": 3})) == '{"sum": 3}'
+
+
 def test_all_pages_of_an_mcp_servers_tools_are_read() -> None:
     """The model had only those of the first page, and an empty cursor of the last page began with the first again."""
     entry = mcp_entry()
