@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import Literal, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
@@ -191,7 +192,7 @@ def _read_tool(given: str | dict[str, JsonValue]) -> ToolSpec:
 def _read_reward(outcome: Outcome, conversation: Conversation) -> Outcome:
     if conversation.reward is None:
         return outcome
-    return Outcome(reward=conversation.reward, parts=outcome.parts, text=outcome.text)
+    return replace(outcome, reward=conversation.reward)
 
 
 def _make_arguments(command: tuple[str, ...], row: Mapping[str, JSON]) -> list[str]:
