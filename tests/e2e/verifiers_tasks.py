@@ -42,6 +42,12 @@ async def own_taskset() -> None:
         assert "no such task" in str(error)
     else:
         raise AssertionError("a task that does not exist was run")
+    try:
+        await episode.run(row("unused", idx=2), said("unreadable"))
+    except RuntimeError as error:
+        assert "no number" in str(error), error
+    else:
+        raise AssertionError("an episode of which one reward failed had the reward of the others")
     print("own-sums-v1: a task by its index, and one from a row")
 
 

@@ -260,10 +260,10 @@ class VerifiersTaskEpisode:
                 context = self._v1.ModelContext(model="policy", client=client)
                 async with environment.serving():
                     episode = await environment.run_episode(task, context)
-            trained = [trace for trace in episode.traces if _is_trained(trace, address)]
-            traces = trained or list(episode.traces)
-            if not episode.ok and (conversation.num_turns == 0 or not any(trace.rewards for trace in traces)):
-                raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
+        if not environment.complete(episode):  # the rewards of such an episode may lack parts
+            raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
+        trained = [trace for trace in episode.traces if _is_trained(trace, address)]
+        traces = trained or list(episode.traces)
         rewards = [float(trace.reward) for trace in traces]
         parts = average_metrics([select_numbers(trace.metrics) for trace in traces])
         valid = exclude_turns(conversation.turns_by_agent, {trace.id for trace in traces})
