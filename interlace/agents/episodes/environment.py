@@ -191,9 +191,22 @@ class VerifiersEpisode:
                 )
             finally:
                 await theirs.close()
-            if conversation.num_turns == 0 and state.get("error"):
+            if is_fault(state.get("error"), conversation.num_turns):
                 raise RuntimeError(f"the environment's rollout failed: {state['error']}")
         return Outcome(reward=float(state["reward"]), parts=select_numbers(state.get("metrics") or {}))
+
+
+OF_POLICY = (
+    "ModelError", "InvalidModelResponseError", "EmptyModelResponseError", "ToolError", "ToolParseError", "ToolCallError"
+)  # fmt: skip
+"""Errors of `verifiers` 0.3 by which a rollout ends that the policy may have caused, such as a full context."""
+
+
+def is_fault(error: Mapping[str, JsonValue] | None, num_turns: int) -> bool:
+    """Returns whether a rollout of `verifiers` 0.3 has no reward of the policy: it failed before a turn, or its
+    environment failed, such as a sandbox.
+    """
+    return error is not None and (num_turns == 0 or error.get("error") not in OF_POLICY)
 
 
 def _rollout_input(prompt: Prompt) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from interlace.agents.episodes.environment import average_metrics, select_numbers
+from interlace.agents.episodes.environment import average_metrics, is_fault, select_numbers
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, Prompt
@@ -399,6 +399,15 @@ def test_metrics_of_verifiers_may_have_the_names_of_metrics_of_all_rewards() -> 
     """Each sample failed with the advice to rename the metric, which belongs to another package."""
     parts = select_numbers({"mean": 2.0, "num_turns": 1.0, "max": None})
     assert outcome_of(Outcome(reward=1.0, parts=parts)).parts == {"metric_mean": 2.0, "num_turns": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "num_turns", "expected"),
+    [(None, 2, False), ("SandboxError", 2, True), ("ToolCallError", 2, False), ("ModelError", 0, True)],
+)
+def test_a_rollout_whose_sandbox_failed_has_no_reward(error: str | None, num_turns: int, expected: bool) -> None:
+    """A sandbox of verifiers 0.3 that failed after the first turn gave the sample the reward 0."""
+    assert is_fault(None if error is None else {"error": error}, num_turns) == expected
 
 
 def test_metrics_that_several_agents_have_are_averaged() -> None:
