@@ -46,7 +46,7 @@ def encode_row(encoder: RowEncoder, prompt: Prompt, checked: Mapping[str, Sample
     known = checked.get(prompt.uid)
     if known is None or (known.prompt.answer, known.prompt.metadata) != (prompt.answer, prompt.metadata):
         return encoder.encode(prompt)
-    # The prompts of the check are freed; those of a reward model have other tokens.
+    # The prompts of the check are freed. Prompts of a reward model have other tokens.
     return replace(known, prompt=replace(prompt, token_ids=known.prompt.token_ids))
 
 

@@ -6,28 +6,20 @@ import random
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec
-from interlace.core.types import Prompt
 from interlace.rollouts.rendering.chat_template import Renderer
 from interlace.rollouts.rendering.config import RendererConfig
-from interlace.rollouts.rendering.examples import ExampleWriter
 from interlace.rollouts.rendering.load import check_renderer, create_renderer, find_parser, load_parser
 from interlace.rollouts.rendering.parsers.base import MarkedText, read_argument
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
-from tests.support.chat_templates import GIVEN, PUBLISHED, tokenizer_of
+from tests.support.chat_templates import GIVEN, PLAIN_TEMPLATE, PUBLISHED, tokenizer_of
 from tests.support.conversations import TOOLS, answers, calls, hermes, text, user
 
 ALL = ("own", *PUBLISHED, *GIVEN)
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""Template without tools, calls and thoughts."""
 
 
 def renderer_of(name: str, config: RendererConfig = RendererConfig()) -> Renderer:  # noqa: B008 - frozen
@@ -252,30 +244,6 @@ def test_a_later_conversation_with_the_same_tools_is_rendered_once(monkeypatch: 
     for content in ("first", "second"):
         renderer.render([Message(role="user", content=content)], TOOLS)
     assert sum("second" in text for text in texts) == 1
-
-
-@pytest.mark.parametrize(("name", "thoughts", "call"), [("qwen3", True, True), ("llama3_1", False, True)])
-def test_an_example_whose_thoughts_or_calls_the_template_leaves_out_is_refused(
-    name: str, thoughts: bool, call: bool
-) -> None:
-    """SFT trained on the answer without them, for a call on an empty answer."""
-    prompt = Prompt(
-        uid="x", token_ids=np.ones(1, np.int32), text="", answer="", messages=(Message(role="user", content="x"),)
-    )
-    called = ToolCall(id="000000001", name="now", arguments={})
-    answers = {
-        "thoughts": (Message(role="assistant", content="y", reasoning="hm"), thoughts),
-        "calls": (Message(role="assistant", content="", tool_calls=(called,)), call),
-    }
-    without = copy.deepcopy(tokenizer_of("own"))
-    without.chat_template = PLAIN_TEMPLATE
-    for part, (answer, is_written) in answers.items():
-        writer = ExampleWriter(renderer_of(name), lambda _: TOOLS)
-        if is_written:
-            assert writer.write(prompt, [answer])[0]
-        for refuses in (create_renderer(without, RendererConfig()), *([] if is_written else [renderer_of(name)])):
-            with pytest.raises(UserError, match=f"example for x: .* leaves out the {part} of an answer"):
-                ExampleWriter(refuses, lambda _: ()).write(prompt, [answer])
 
 
 def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
