@@ -1,7 +1,7 @@
 """The policy as a LangChain chat model. Needs interlace[langgraph]."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,11 +17,12 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
-from interlace.agents.server.ask import calls_of, cut_before
+from interlace.agents.server.ask import Ask, calls_of, cut_before, merge_params
 from interlace.agents.shown_messages import ShownMessages
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.rollouts.base import Session, Turn
+from interlace.rollouts.session import DISTRIBUTION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,16 +90,37 @@ class PolicyChatModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002 - LangChain's
         **kwargs: Any,
     ) -> ChatResult:
-        client = _find_client()
-        params = client.session.params
-        if stop:
-            params = params.model_copy(update={"stop": (*params.stop, *stop)})
+        client, ask = _find_client(), _read_options(stop or (), kwargs)
+        params = merge_params(client.session.params, ask, keeps_distribution=True)
         given = client.shown.find_sampled([_read_message(each) for each in convert_to_openai_messages(messages)])
-        turn = await client.session.generate(given, tools=kwargs.get("tools", ()), params=params)
+        turn = await client.session.generate(given, tools=ask.tools, params=params)
         client.turns.append(turn)
-        message = cut_before(turn.message, stop or ())
+        message = cut_before(turn.message, ask.stop)
+        if ask.one_call:
+            message = replace(message, tool_calls=message.tool_calls[:1])
         client.shown.add(replace(message, tool_calls=calls_of(message)), turn.message)
         return ChatResult(generations=[ChatGeneration(message=_make_answer(message, turn))])
+
+
+def _read_options(stop: Sequence[str], options: Mapping[str, Any]) -> Ask:
+    """Reads the options of a call. The run's distribution applies to any call, as to requests of its programs.
+
+    Raises UserError for an option that would have no effect.
+    """
+    known = ("tools", "max_tokens", "max_completion_tokens", "parallel_tool_calls", "seed", *DISTRIBUTION)
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - set(known)):
+        raise UserError(
+            f"the policy's chat model was called with {unknown[0]} = {given[unknown[0]]!r:.80}, which has no effect: "
+            f"leave it out. Known options: stop, {', '.join(known)}."
+        )
+    return Ask(
+        context=(),
+        tools=tuple(given.get("tools", ())),
+        max_tokens=given.get("max_completion_tokens", given.get("max_tokens")),
+        stop=tuple(stop),
+        one_call=given.get("parallel_tool_calls") is False,
+    )
 
 
 def _find_client() -> ModelClient:

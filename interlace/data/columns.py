@@ -28,6 +28,8 @@ USUAL: Mapping[str, Sequence[str]] = {
     ),
 }  # fmt: skip
 """Names that data sets often give to a column; an error proposes them, and only task.columns selects one."""
+VARIABLES = "chat_template_kwargs"
+"""TRL's column of variables of the chat template."""
 
 
 def to_row(
@@ -46,7 +48,7 @@ def to_row(
     has_completions: the run trains on given completions, so a pair may contain its prompt; see split_pair().
     """
     found = plain_row(values, origin, omit)
-    _refuse_other_kinds(found, columns, origin)
+    _refuse_unknown_rows(found, columns, origin)
     found, columns, is_raw = _take_implicit_prompt(found, columns, origin, has_completions=has_completions)
     prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
     prompt = _read_column(found, prompt_name, PROMPT, origin)
@@ -161,8 +163,15 @@ def _read_tools(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -
     return tuple(as_tool(without_nulls(tool), f"{where}, tool {number}") for number, tool in enumerate(value, start=1))
 
 
-def _refuse_other_kinds(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> None:
-    """Raises UserError for rows of preference pairs and of demonstrations, which other recipes train on."""
+def _refuse_unknown_rows(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> None:
+    """Raises UserError for rows of preference pairs and of demonstrations, which other recipes train on, and for
+    variables of the chat template, which a run has for all rows alike.
+    """
+    if values.get(VARIABLES):
+        raise UserError(
+            f"{origin}: column {VARIABLES!r} sets variables of the chat template for this row, and a run has the same "
+            f"for all rows. Set renderer.{VARIABLES}, and leave the column out: task.omit=[{VARIABLES}]."
+        )
     if ANSWER in columns or ANSWER in values:
         return
     for needed, what, recipe in (

@@ -63,6 +63,8 @@ def to_result(score: Any, config: RewardConfig, *, has_own_total: bool = False) 
         return verdict(score, config)
     if not isinstance(score, Mapping):
         return RewardResult(reward=_number(score))
+    if not score:
+        raise RewardTypeError(f"{RETURNED} {{}}, which has no part: return a number, a bool, or a dict of numbers")
     if has_own_total and "score" in score:
         if others := [name for name in config.shaping.weights if name != "score"]:
             raise UserError(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.core.messages import to_mapping
+from interlace.core.messages import to_mapping, tool_mapping
 from interlace.core.prompts import plain_text
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Prompt, RewardResult, Sample
@@ -129,8 +129,8 @@ def _encode_text(
 ) -> list[int]:
     """Returns all tokens of a prompt and a response. Arguments and errors as of encode_scored().
 
-    In a chat, a special token that a text spells is read as text, so that a response cannot contain further turns.
-    Without a chat template, the tokenizer reads it as the special token.
+    The chat template gets the tools of the prompt. In a chat, a special token that a text spells is read as text, so
+    that a response cannot contain further turns. Without a chat template, the tokenizer reads it as the special token.
     """
     if not (chat_template and tokenizer.chat_template):
         return list(tokenizer(plain_text(prompt, system) + response)["input_ids"])
@@ -139,9 +139,10 @@ def _encode_text(
         {"role": "user", "content": prompt.text},
     ]
     turns = [*map(tags.hold_message, conversation), {"role": "assistant", "content": tags.hold(response)}]
+    tools = [tags.hold(tool_mapping(tool)) for tool in prompt.tools] or None
     # The template writes the special tokens, so it makes text first. Its annotation has no messages with calls.
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
+        text = str(tokenizer.apply_chat_template(turns, tools=tools, tokenize=False))  # type: ignore[arg-type]
     except Exception as error:  # a template is a program, which may raise any error
         raise UserError(f"the reward model's chat template: {str(error)[:500] or type(error).__name__}") from error
     return tags.encode(text)

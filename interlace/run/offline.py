@@ -1,7 +1,7 @@
 """A run that trains on given rows: SFT, DPO, reward models."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from interlace.core.host_memory import frozen_heap
 from interlace.core.types import Metrics, Prompt, Sample
@@ -13,7 +13,7 @@ from interlace.observe.jsonl import write_step
 from interlace.observe.loggers import MetricsLoggers
 from interlace.run.boundary import Boundary, StateLater
 from interlace.run.recipe.config import algorithm_of
-from interlace.run.recipe.offline_encoder import create_encoder
+from interlace.run.recipe.offline_encoder import create_encoder, encode_row, take_checked_rows
 from interlace.run.recipe.offline_rows import RowEncoder
 from interlace.run.recipe.reference_lengths import shortest_context
 from interlace.run.saving import Saver
@@ -28,11 +28,16 @@ PART = 256
 """Rows that are encoded at a time on a thread."""
 
 
-async def encode_on_thread(encoder: RowEncoder, prompts: Sequence[Prompt], waits: WaitRegistry) -> list[Sample]:
-    """Encodes rows in parts on a thread. The event loop continues meanwhile, and a stop waits for one part at most."""
+async def encode_on_thread(
+    encoder: RowEncoder, prompts: Sequence[Prompt], waits: WaitRegistry, checked: Mapping[str, Sample]
+) -> list[Sample]:
+    """Encodes rows in parts on a thread. The event loop continues meanwhile, and a stop waits for one part at most.
+
+    checked: samples of rows that the check before the run has encoded.
+    """
 
     def encode_part(start: int) -> list[Sample]:
-        return [encoder.encode(prompt) for prompt in prompts[start : start + PART]]
+        return [encode_row(encoder, prompt, checked) for prompt in prompts[start : start + PART]]
 
     samples: list[Sample] = []
     for start in range(0, len(prompts), PART):
@@ -50,11 +55,12 @@ class OfflineSession(RunProcess):
         stream = PromptStream(prompts.train, recipe.seed, sampler, generated=recipe.task.generated_sources)
         if job.start.state:
             stream.restore(job.start.state.stream)
-        encoder = create_encoder(recipe)
-        rows = await encode_on_thread(encoder, prompts.train, cluster.waits)
+        encoder, checked = create_encoder(recipe), take_checked_rows(recipe)
+        rows = await encode_on_thread(encoder, prompts.train, cluster.waits, checked)
         encoded = dict(zip([prompt.uid for prompt in prompts.train], rows, strict=True))
         heldout_prompts = prompts.first_of_each_set(recipe.evaluation.num_prompts)
-        heldout = await encode_on_thread(encoder, heldout_prompts, cluster.waits)
+        heldout = await encode_on_thread(encoder, heldout_prompts, cluster.waits, checked)
+        del checked
         longest = max(row.num_total_tokens for row in [*encoded.values(), *heldout])
         groups, _ = await self._launch(cluster, recipe, longest)
         await self._say_layouts(groups)

@@ -42,6 +42,12 @@ async def own_taskset() -> None:
         assert "no such task" in str(error)
     else:
         raise AssertionError("a task that does not exist was run")
+    try:
+        await episode.run(row("unused", idx=2), said("unreadable"))
+    except RuntimeError as error:
+        assert "no number" in str(error), error
+    else:
+        raise AssertionError("an episode of which one reward failed had the reward of the others")
     print("own-sums-v1: a task by its index, and one from a row")
 
 
@@ -50,8 +56,19 @@ async def best_of_n() -> None:
     episode = create("own-sums-v1", id="best-of-n", n=2)
     session = ScriptedSession([Message(role="assistant", content=text) for text in ("4", "5")])
     outcome = await episode.run(row("unused", idx=2), session)
-    assert outcome.reward == 0.5, outcome
+    assert outcome.reward == 0.5 and not outcome.valid, outcome
     print("best-of-n: two attempts, the mean of their rewards")
+
+
+async def user_sim() -> None:
+    """An environment of two agents, of which one plays the user: its turns are not trained."""
+    agents = {name: {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}} for name in ("user", "assistant")}
+    episode = create("own-sums-v1", id="user-sim", **agents)
+    session = ScriptedSession([Message(role="assistant", content=text) for text in ("2+2?", "4", "###DONE###")])
+    outcome = await episode.run(row("unused", idx=2), session)
+    assert outcome.reward == 1.0, outcome
+    assert {number: mask.tolist() for number, mask in outcome.valid.items()} == {0: [False] * 3, 2: [False] * 3}
+    print("user-sim: the turns of the user are not trained")
 
 
 def unknown() -> None:
@@ -67,6 +84,7 @@ async def main() -> None:
     unknown()
     await own_taskset()
     await best_of_n()
+    await user_sim()
     print("all environments ran")
 
 

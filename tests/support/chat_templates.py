@@ -14,6 +14,11 @@ from interlace.models.tiny import CHAT_TEMPLATE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Template without tools, calls and thoughts."""
 PUBLISHED = (
     "qwen2_5",
     "qwen3",

@@ -13,12 +13,13 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
 from typing import Any, Self
 
+import numpy as np
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from interlace.agents.server.app import SessionAddress
@@ -28,9 +29,9 @@ from interlace.core.errors import ContextFullError, UserError
 from interlace.core.json_values import copy_json
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool, to_mapping
 from interlace.core.plugins import load_object
-from interlace.core.types import FinishReason, Prompt
+from interlace.core.types import BoolArray, FinishReason, Prompt
 from interlace.rewards.config import TAKEN
-from interlace.rollouts.base import Episode, Outcome, Session
+from interlace.rollouts.base import Episode, Outcome, Session, Turn
 from interlace.rollouts.config import EpisodeConfig, EpisodeKind
 
 
@@ -190,9 +191,22 @@ class VerifiersEpisode:
                 )
             finally:
                 await theirs.close()
-            if conversation.num_turns == 0 and state.get("error"):
+            if is_fault(state.get("error"), conversation.num_turns):
                 raise RuntimeError(f"the environment's rollout failed: {state['error']}")
         return Outcome(reward=float(state["reward"]), parts=select_numbers(state.get("metrics") or {}))
+
+
+OF_POLICY = (
+    "ModelError", "InvalidModelResponseError", "EmptyModelResponseError", "ToolError", "ToolParseError", "ToolCallError"
+)  # fmt: skip
+"""Errors of `verifiers` 0.3 by which a rollout ends that the policy may have caused, such as a full context."""
+
+
+def is_fault(error: Mapping[str, JsonValue] | None, num_turns: int) -> bool:
+    """Returns whether a rollout of `verifiers` 0.3 has no reward of the policy: it failed before a turn, or its
+    environment failed, such as a sandbox.
+    """
+    return error is not None and (num_turns == 0 or error.get("error") not in OF_POLICY)
 
 
 def _rollout_input(prompt: Prompt) -> dict[str, Any]:
@@ -249,7 +263,9 @@ class VerifiersTaskEpisode:
         return self._loaders.load_environment(self._config)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Runs one episode. The reward and each metric are means over the trained agents."""
+        """Runs one episode. The reward and each metric are means over the trained agents, and only turns of these are
+        trained: not those of a simulated user, nor of an attempt that the package has repeated.
+        """
         environment = self._environment()
         task = self._find_task(environment, prompt)
         async with self._host.serve(session) as (conversation, address):
@@ -257,13 +273,16 @@ class VerifiersTaskEpisode:
                 context = self._v1.ModelContext(model="policy", client=client)
                 async with environment.serving():
                     episode = await environment.run_episode(task, context)
-            trained = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
-            traces = trained or list(episode.traces)
-            if not episode.ok and (conversation.num_turns == 0 or not any(trace.rewards for trace in traces)):
-                raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
+        if not environment.complete(episode):  # the rewards of such an episode may lack parts
+            raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
+        trained = [trace for trace in episode.traces if _is_trained(trace, address)]
+        traces = trained or list(episode.traces)
         rewards = [float(trace.reward) for trace in traces]
         parts = average_metrics([select_numbers(trace.metrics) for trace in traces])
-        return Outcome(reward=sum(rewards) / len(rewards), parts=parts)
+        valid = exclude_turns(conversation.turns_by_agent, {trace.id for trace in traces})
+        if len(valid) == conversation.num_turns:
+            raise RuntimeError("the episode ended without a turn of an agent that is trained")
+        return Outcome(reward=sum(rewards) / len(rewards), parts=parts, valid=valid)
 
     def _find_task(self, environment: Any, prompt: Prompt) -> Any:
         """Returns the task that a row names by its index, or a task made from the row's columns."""
@@ -301,6 +320,25 @@ def _client_config(v1: Any, address: SessionAddress) -> Iterator[Any]:
         yield v1.EvalClientConfig(base_url=address.base_url, api_key_var=variable)
     finally:
         del os.environ[variable]
+
+
+def _is_trained(trace: Any, address: SessionAddress) -> bool:
+    """Returns whether a run of an agent is of the policy: one that its environment trains, at the session's address."""
+    agent = trace.agent
+    return agent is None or (agent.trainable and getattr(agent.config.client, "base_url", None) == address.base_url)
+
+
+def exclude_turns(turns: Mapping[str, Sequence[Turn]], trained: Collection[str]) -> dict[int, BoolArray]:
+    """Returns a mask without a trained token for each turn of an agent that is not trained; see Outcome.valid.
+
+    turns: by agent. Turns of requests that name no agent are trained.
+    """
+    return {
+        turn.number: np.zeros(len(turn.token_ids), np.bool_)
+        for agent, own in turns.items()
+        if agent and agent not in trained
+        for turn in own
+    }
 
 
 def select_numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:

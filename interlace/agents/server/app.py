@@ -40,6 +40,8 @@ LONG_BODY = 1 << 14
 """Body size in bytes from which a body is parsed on a thread, so that the event loop stays responsive."""
 NUM_RETRIES = "X-Stainless-Retry-Count"
 """Header in which OpenAI's and Anthropic's clients state how often they have sent a request before."""
+AGENT = "X-Session-ID"
+"""Header in which `verifiers` 0.4 states which run of an agent sent a request; other clients send it as they like."""
 MODEL = "policy"
 """Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, type[Dialect]] = {
@@ -190,9 +192,9 @@ class SessionServer:
         conversation = self._sessions.find(_read_key(request))
         if conversation:
             conversation.check_open()
-        content, number = await request.read(), _turn_number(request)
+        content, number, agent = await request.read(), _turn_number(request), request.headers.get(AGENT, "")
         ask, digest = await _on_thread(
-            content, lambda: (dialect.read(Body.parse(content)), digest_of(request.path, content, number))
+            content, lambda: (dialect.read(Body.parse(content)), digest_of(request.path, content, number, agent))
         )
         named = request.headers.get("Idempotency-Key")
         retries = conversation.retries if conversation else self._retries
@@ -200,7 +202,9 @@ class SessionServer:
 
         async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
-                return await self._answer_request(conversation, head, on_draft, number)
+                answers = await self._answer_request(conversation, head, on_draft, number)
+                conversation.turns_by_agent.setdefault(agent, []).extend(answers.turns)
+                return answers
             async with self._sessions.admit_client().session(head.ask.seed) as session:
                 visit = Conversation(session, keeps_distribution=False)
                 return await self._answer_request(visit, head, on_draft, None)

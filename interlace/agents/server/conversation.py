@@ -144,9 +144,9 @@ class Retries:
         await cancel_tasks(self.in_flight)
 
 
-def digest_of(path: str, body: bytes, number: int | None) -> str:
-    """Returns a hash of a request: its route, the number of its turn if the client gave one, and its body."""
-    return hashlib.sha256(f"{path}\0{number}\0".encode() + body).hexdigest()
+def digest_of(path: str, body: bytes, number: int | None, agent: str = "") -> str:
+    """Returns a hash of a request: its route, its body, and the number of its turn and its agent if they are given."""
+    return hashlib.sha256(f"{path}\0{number}\0{agent}\0".encode("utf-8", "surrogateescape") + body).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +164,8 @@ class Conversation:
     ended: bool = False
     retries: Retries = field(default_factory=Retries)
     num_turns: int = 0
+    turns_by_agent: dict[str, list[Turn]] = field(default_factory=dict)
+    """Turns by the agent that their requests name; "" for none."""
     visit: AsyncExitStack | None = None
     """Resources of an open session that a client opened."""
     used_s: float = field(default_factory=time.monotonic)

@@ -14,7 +14,7 @@ from interlace.core.types import JSON
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult
+    from mcp.types import CallToolResult, ContentBlock
 
 START_WITHIN_S = 30.0
 """Time limit in seconds for a server to start and to list its tools."""
@@ -138,21 +138,27 @@ class _McpTool:
 
     async def call(self, arguments: Mapping[str, JSON]) -> str:
         result = await (await self._source.connected()).call(self.spec.name, arguments)
-        text = write_result(result)
+        text = read_result(result)
         if result.is_error:
             raise ToolError(text)
         return text
 
 
-def write_result(result: "CallToolResult") -> str:
-    """Returns the text of a result: of its parts, and of the resources that it contains.
-
-    The type of another part, such as a picture, stands for it. A result without parts is its structured content.
-    """
+def read_result(result: "CallToolResult") -> str:
+    """Returns the text of a result: its parts, the text of resources included, else its structured content as JSON."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
-    parts = [(part, getattr(part, "resource", part)) for part in result.content]
-    return "\n".join(getattr(holder, "text", f"[{part.type}]") for part, holder in parts)
+    return "\n".join(_read_part(part) for part in result.content)
+
+
+def _read_part(part: "ContentBlock") -> str:
+    """Returns the text of a part, or of the resource in it; else its kind, with the address of a resource."""
+    resource = getattr(part, "resource", part)  # a link to a resource has its fields
+    text = getattr(resource, "text", None)
+    if isinstance(text, str):
+        return text
+    address = getattr(resource, "uri", None)
+    return f"[{part.type}]" if address is None else f"[{part.type}: {address}]"
 
 
 def _format_first_line(error: BaseException) -> str:

@@ -60,6 +60,8 @@ class Renderer:
         """Cached renderers with further variables of the template, in order of use."""
         self._written_tools: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
         """Roles of messages and names of tools of conversations into which the template writes the tools."""
+        self._written_parts: frozenset[str] = frozenset()
+        """Parts of answers that the template is known to write."""
         self._calls_are_text = False
         """True if the template requires the arguments of a call as JSON text."""
         self._no_tools: list[dict[str, JSON]] | None = None
@@ -186,6 +188,27 @@ class Renderer:
             )
         end = [] if closing else [int(self._tokenizer.eos_token_id)]
         return [*self._text.encode_after(begin, said + closing), *end]
+
+    def check_written(
+        self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec], drawn: Sequence[int]
+    ) -> None:
+        """Raises UserError if the template leaves out the thoughts or the calls of an answer. drawn: from answer().
+
+        The test renders the answer again, so it is made until a template has written each of them once.
+        """
+        parts = {
+            "thoughts": replace(answer, reasoning=None) if (answer.reasoning or "").strip() else None,
+            "calls": replace(answer, tool_calls=()) if answer.tool_calls else None,
+        }
+        for part, without in parts.items():
+            if without is None or part in self._written_parts:
+                continue
+            if self.answer(messages, without, tools) == drawn:
+                raise UserError(
+                    f"the tokenizer's chat template leaves out the {part} of an answer, so that the model would not "
+                    f"learn them. Write the {part} into the text of the answer, or take a model whose template has them"
+                )
+            self._written_parts |= {part}
 
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] | IntArray = (), tools: Sequence[ToolSpec] = ()

@@ -29,6 +29,7 @@ class ExampleWriter:
             answer = messages[place]
             try:
                 drawn = self._renderer.answer(said, answer, tools)
+                self._renderer.check_written(said, answer, tools, drawn)
             except UserError as error:
                 raise UserError(f"the example for {prompt.uid}: {error}") from None
             ids, imitated, place = [*ids, *drawn], [*imitated, *[True] * len(drawn)], place + 1

@@ -38,7 +38,7 @@ from interlace.run.recipe.config import Recipe, algorithm_of, is_offline
 from interlace.run.recipe.engines import check_engine
 from interlace.run.recipe.layout import mesh_shape, num_ranks
 from interlace.run.recipe.memory import WorkerMemory, check_memory, forecast_memory, measure_loads, sum_by_device
-from interlace.run.recipe.offline_encoder import check_row_lengths, encode_rows, longest_branch
+from interlace.run.recipe.offline_encoder import check_row_lengths, encode_checked_rows, longest_branch
 from interlace.run.recipe.prompts import check_alignment, check_context, message_writer, recipe_prompts
 from interlace.run.recipe.reference_lengths import check_reference_lengths, longest_read_sequence
 from interlace.schedule.placement import Device
@@ -253,7 +253,7 @@ def _check_lengths(
     """Returns the tokens of the longest prompt or row. Raises UserError if a model would read more than its context."""
     every = [*prompts.train, *prompts.heldout]
     if is_offline(recipe):
-        rows = encode_rows(recipe, every, tokenizer)
+        rows = encode_checked_rows(recipe, every, tokenizer)
         longest, longest_read = check_row_lengths(rows, context_length(model.config)), longest_branch(rows)
     else:
         longest = _longest_prompt(recipe, prompts, model_size(model), action_tokens(model.config))

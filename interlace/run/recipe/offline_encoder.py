@@ -1,6 +1,8 @@
 """The rows of a recipe that trains on given rows, as samples."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlace.algorithms.offline import OfflineAlgorithm
@@ -16,6 +18,36 @@ from interlace.run.recipe.prompts import renderer_of, styles_by_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_checked: list[tuple[weakref.ref[Recipe], Mapping[str, Sample]]] = []
+"""The recipe that was checked last, as long as it exists, and the samples of its rows by uid."""
+
+
+def encode_checked_rows(
+    recipe: Recipe, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase"
+) -> list[Sample]:
+    """Does the work of encode_rows() before a run, which takes the samples by take_checked_rows()."""
+    samples = encode_rows(recipe, prompts, tokenizer)
+    by_uid = {prompt.uid: sample for prompt, sample in zip(prompts, samples, strict=True)}
+    _checked[:] = [(weakref.ref(recipe, lambda _: _checked.clear()), by_uid)]
+    return samples
+
+
+def take_checked_rows(recipe: Recipe) -> Mapping[str, Sample]:
+    """Returns and forgets the samples of a recipe that was checked last, by uid; none for another recipe."""
+    found = [by_uid for checked, by_uid in _checked if checked() is recipe]
+    _checked.clear()
+    return found[0] if found else {}
+
+
+def encode_row(encoder: RowEncoder, prompt: Prompt, checked: Mapping[str, Sample]) -> Sample:
+    """Returns the sample of a row; the one of `checked` unless the row has changed since."""
+    known = checked.get(prompt.uid)
+    if known is None or (known.prompt.answer, known.prompt.metadata) != (prompt.answer, prompt.metadata):
+        return encoder.encode(prompt)
+    # The prompts of the check are freed. Prompts of a reward model have other tokens.
+    return replace(known, prompt=replace(prompt, token_ids=known.prompt.token_ids))
 
 
 def encode_rows(

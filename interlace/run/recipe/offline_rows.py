@@ -25,6 +25,8 @@ from interlace.rollouts.rendering.examples import ExampleWriter
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LABEL = "label"
+"""Column of TRL's rows for KTO without pairs: whether the completion is a desired one."""
 MARGIN = "margin"
 """Column with the difference of the scores that a pair should have."""
 Completion: TypeAlias = str | Messages
@@ -75,6 +77,12 @@ class RowEncoder:
         """Returns the sample of a row. Raises UserError for a row of another kind or without a completion."""
         from interlace.engines.train import make_supervised_sample, preference_sample
 
+        if isinstance(prompt.metadata.get(LABEL), bool) and COMPLETION in prompt.metadata:
+            raise UserError(
+                f"{_name_row(prompt)} has a completion and the column `{LABEL}` with true or false, as rows for KTO "
+                "without pairs, which no recipe trains on. Give pairs (interlace train dpo algorithm.loss=kto), or "
+                f"keep the rows to imitate and leave the column out: task.omit=[{LABEL}]."
+            )
         if self.kind == "demonstrations":
             ids, imitated = self._encode_tokens(prompt, self._read_completion(prompt, COMPLETION))
             sample = make_supervised_sample(prompt.token_ids, ids, _make_mask(imitated))

@@ -14,6 +14,12 @@ class SumTask(vf.Task[SumData]):
     async def right(self, task: SumData, trace: vf.Trace) -> float:
         return float(trace.last_reply.strip() == task.answer)
 
+    @vf.reward
+    async def readable(self, trace: vf.Trace) -> float:
+        if trace.last_reply == "unreadable":
+            raise ValueError("no number")
+        return 0.0
+
     @vf.metric
     async def letters(self, trace: vf.Trace) -> float:
         return float(len(trace.last_reply))

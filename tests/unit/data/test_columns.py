@@ -45,6 +45,13 @@ def test_a_nested_column_is_named_by_its_path() -> None:
     assert found.metadata["extra_info"] == VERL["extra_info"], "structure and nulls stay as they are"
 
 
+def test_variables_of_the_chat_template_of_a_row_are_refused() -> None:
+    """TRL's column had no effect: rows without thinking were written as rows with it."""
+    values = {"prompt": "1+1", "answer": "2", "chat_template_kwargs": {"enable_thinking": False}}
+    assert "Set renderer.chat_template_kwargs" in refusal(values)
+    assert row(values, omit=("chat_template_kwargs",)).prompt == "1+1"
+
+
 def test_a_usual_name_is_proposed_and_never_taken() -> None:
     said = refusal({"question": "1+1", "solution": "2"})
     assert "there is no column 'prompt'. Did you mean 'question'? Then set task.columns.prompt=question." in said

@@ -54,6 +54,12 @@ def test_a_function_that_changes_its_arguments_does_not_change_the_row() -> None
     assert row == {"level": 3, "cases": [0]} and chat[0]["content"] == "q"
 
 
+def test_an_empty_dict_is_no_reward() -> None:
+    """A function that forgot its parts gave each sample the reward 0, and the run trained on nothing."""
+    failure = returning({}).failure or ""
+    assert "reward 'returning.function': the reward function returned {}" in failure
+
+
 def test_a_verdict_has_no_parts_to_weigh() -> None:
     """Its metric is 1 or 0 whatever it counts as, so a weight of half would not halve the reward."""
     weights = {"shaping": {"weights": {"accuracy": 0.5}}}

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Message
+from interlace.core.messages import Message, ToolSpec
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
 from interlace.models.config import ModelConfig
@@ -106,6 +106,17 @@ def test_a_conversation_is_read_as_its_own_template_writes_it(tmp_path: Path) ->
     [sample] = samples((("system: b", "4"),))
     [found] = scorer(path).score([replace(sample, prompt=replace(sample.prompt, messages=messages))])
     assert found.reward == pytest.approx(alone(path, "[system]b[user]2[assistant]4"), abs=1e-5)
+
+
+def test_a_reward_model_reads_the_tools_of_a_prompt(tmp_path: Path) -> None:
+    """It was trained on rows with tools, and scored them, as if the assistant had none."""
+    path = write_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}" + TEMPLATE
+    tool = ToolSpec(name="now", description="Returns the time.", parameters={"type": "object", "properties": {}})
+    prompt = replace(samples()[4].prompt, messages=(Message(role="user", content="a"),), tools=(tool,))
+    ids = encode_scored(tokenizer, special_tags(tokenizer), prompt, "b", chat_template=True)
+    assert tokenizer.decode(ids) == "now;[user]a[assistant]b"
 
 
 def test_a_response_cannot_contain_further_turns(tmp_path: Path) -> None:

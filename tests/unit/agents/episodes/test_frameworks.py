@@ -1,9 +1,7 @@
 """Graphs and environments run as episodes, with the expected requests to the policy and rewards."""
 
 import asyncio
-import sys
 import threading
-import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,13 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from interlace.agents.episodes.environment import average_metrics, select_numbers
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, Prompt
 from interlace.rollouts.base import Outcome, Turn
 from interlace.rollouts.config import create_kind, parse_episode
-from interlace.rollouts.generate import outcome_of
 from tests.support.scripted_session import ScriptedSession
 
 ROW = Prompt(
@@ -98,6 +94,24 @@ def observes(model: Any) -> Any:
     graph = StateGraph(MessagesState)
     graph.add_sequence([("first", think), ("act", act), ("second", think)])
     graph.add_edge(START, "first")
+    return graph.compile()
+
+
+def limits(model: Any) -> Any:
+    """A graph that bounds its answer, and sets an option that has no effect."""
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    bound = model.bind_tools([], parallel_tool_calls=False)
+
+    async def think(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await bound.ainvoke(state["messages"], max_tokens=8, temperature=0)]}
+
+    async def force(state: MessagesState) -> Mapping[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"], response_format={"type": "json_object"})]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_sequence([("think", think), ("force", force)])
+    graph.add_edge(START, "think")
     return graph.compile()
 
 
@@ -197,6 +211,16 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
         return await asyncio.gather(*(episode.run(ROW, session) for session in sessions))
 
     assert [outcome.text for outcome in asyncio.run(together())] == list("01234")
+
+
+def test_options_of_the_chat_model_are_used_or_refused() -> None:
+    """A graph's limit of tokens had no effect, nor had its wish for one call and for JSON."""
+    two_calls = replace(CALL, tool_calls=(*CALL.tool_calls, replace(CALL.tool_calls[0], id="000000002")))
+    session = ScriptedSession([two_calls])
+    with pytest.raises(UserError, match=r"called with response_format = .*, which has no effect"):
+        play(session, name="langgraph", graph=f"{__name__}:limits")
+    [(_, _, params)] = session.asked
+    assert params == session.params.model_copy(update={"max_new_tokens": 8}), "the run's temperature applies"
 
 
 def test_an_answer_of_the_chat_model_ends_before_its_stop_text_and_continues_as_it_was_sampled() -> None:
@@ -365,25 +389,3 @@ def test_environments_that_cannot_work_are_refused() -> None:
         parse_episode({"name": "environment"})
     with pytest.raises(ValueError, match="no new message for the model"):
         play(Rewarded([TWO]), name="environment", environment=f"{__name__}:EndlessSilence")
-
-
-def test_metrics_of_verifiers_may_have_the_names_of_metrics_of_all_rewards() -> None:
-    """Each sample failed with the advice to rename the metric, which belongs to another package."""
-    parts = select_numbers({"mean": 2.0, "num_turns": 1.0, "max": None})
-    assert outcome_of(Outcome(reward=1.0, parts=parts)).parts == {"metric_mean": 2.0, "num_turns": 1.0}
-
-
-def test_metrics_that_several_agents_have_are_averaged() -> None:
-    """The metric of the last agent replaced the others."""
-    found = average_metrics([{"num_turns": 1.0, "calls": 3.0}, {"num_turns": 4.0}])
-    assert found == {"num_turns": 2.5, "calls": 3.0}
-
-
-def test_a_version_of_verifiers_without_a_known_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = types.ModuleType("verifiers")
-    package.__version__ = "0.9.1"  # type: ignore[attr-defined]
-    package.__path__ = []
-    monkeypatch.setitem(sys.modules, "verifiers", package)
-    monkeypatch.delitem(sys.modules, "verifiers.v1", raising=False)
-    with pytest.raises(UserError, match=r"verifiers 0\.9\.1 is installed"):
-        create_kind(parse_episode({"name": "environment", "verifiers": "own-sums"})).create()

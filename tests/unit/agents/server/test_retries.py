@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from interlace.agents.episodes.environment import exclude_turns
 from interlace.rollouts.base import Session
 from tests.support.engine_servers import wait_until
 from tests.support.scripted_session import ScriptedSession
@@ -42,6 +43,23 @@ def test_turns_with_numbers_of_their_own_are_separate_requests_although_their_bo
         session.go.set()
         await asked
         assert sorted(turn.number for turn in session.turns) == [0, 1]
+
+    served(session, use)
+
+
+def test_turns_of_agents_that_are_not_trained_are_excluded() -> None:
+    """In an environment of verifiers 0.4 with several agents, the turns of a simulated user were trained."""
+    session = ScriptedSession([HELLO, HELLO, HELLO], go=asyncio.Event())
+
+    async def use(client: Client) -> None:
+        agents = [{"X-Session-ID": "policy"}, {"X-Session-ID": "user"}, {}]
+        asked = asyncio.gather(*[client.post("/v1/chat/completions", ASK, **agent) for agent in agents])
+        await asyncio.to_thread(wait_until, lambda: len(session.asked) >= 3, 15)  # equal bodies, three requests
+        session.go.set()
+        await asked
+        [turn] = client.conversation.turns_by_agent["user"]
+        valid = exclude_turns(client.conversation.turns_by_agent, {"policy"})
+        assert [*valid] == [turn.number] and valid[turn.number].tolist() == [False] * len(turn.token_ids)
 
     served(session, use)
 

@@ -249,17 +249,17 @@ def test_an_mcp_server_brings_its_tools_and_keeps_its_state() -> None:
     assert asyncio.run(tools["count"].call({})) == "1", "another loop has a connection, and a server, of its own"
 
 
-def test_a_resource_in_the_result_of_an_mcp_server_is_read() -> None:
-    """Servers that return files as resources gave the model the text "[resource]"."""
-    types = pytest.importorskip("mcp.types")
-    from interlace.agents.tools.mcp import write_result
+def test_resources_and_structured_results_of_an_mcp_server_are_read() -> None:
+    """The model read `[resource]` in place of the file that a server such as GitHub's returns, or nothing."""
+    pytest.importorskip("mcp")
+    from mcp.types import CallToolResult, EmbeddedResource, ResourceLink, TextResourceContents
 
-    file = types.EmbeddedResource(resource=types.TextResourceContents(uri="file:///a", text="hello"))
-    picture = types.ImageContent(data="", mime_type="image/png")
-    said = types.TextContent(text="found:")
-    assert write_result(types.CallToolResult(content=[said, file, picture])) == "found:\nhello\n[image]"
-    assert write_result(types.CallToolResult(content=[], structured_content={"sum": 3})) == '{"sum": 3}'
-    assert write_result(types.CallToolResult(content=[])) == ""
+    from interlace.agents.tools.mcp import read_result
+
+    file = EmbeddedResource(type="resource", resource=TextResourceContents(uri="repo://a.py", text="print(1)"))
+    link = ResourceLink(type="resource_link", name="b", uri="repo://b.py")
+    assert read_result(CallToolResult(content=[file, link])) == "print(1)\n[resource_link: repo://b.py]"
+    assert read_result(CallToolResult(content=[], structured_content={"sum": 3})) == '{"sum": 3}'
 
 
 def test_all_pages_of_an_mcp_servers_tools_are_read() -> None:

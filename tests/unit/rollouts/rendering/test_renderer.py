@@ -17,7 +17,7 @@ from interlace.rollouts.rendering.load import check_renderer, create_renderer, f
 from interlace.rollouts.rendering.parsers.base import MarkedText, read_argument
 from interlace.run.recipe.load import load_recipe
 from interlace.run.recipe.prompts import recipe_prompts
-from tests.support.chat_templates import GIVEN, PUBLISHED, tokenizer_of
+from tests.support.chat_templates import GIVEN, PLAIN_TEMPLATE, PUBLISHED, tokenizer_of
 from tests.support.conversations import TOOLS, answers, calls, hermes, text, user
 
 ALL = ("own", *PUBLISHED, *GIVEN)
@@ -263,10 +263,7 @@ def test_a_later_conversation_with_the_same_tools_is_rendered_once(monkeypatch: 
 
 def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
     without = copy.deepcopy(tokenizer_of("own"))
-    without.chat_template = (
-        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
+    without.chat_template = PLAIN_TEMPLATE
     ignorant = create_renderer(without, RendererConfig())
     assert not ignorant.proof.has_tools
     with pytest.raises(UserError, match=r"would not know search, now.* Set renderer\.tools=prompt"):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from interlace.algorithms.base import RowKind
 from interlace.core.errors import UserError
 from interlace.core.messages import Message
 from interlace.core.types import JSON, Prompt
@@ -33,6 +34,14 @@ def test_a_completion_has_one_end_token_also_if_its_row_ends_with_it() -> None:
         return found
 
     assert encode("yes") == encode(f"yes{PLAIN.eos_token}") == [*PLAIN("yes")["input_ids"], PLAIN.eos_token_id]
+
+
+@pytest.mark.parametrize("kind", ["demonstrations", "pairs"])
+def test_rows_for_kto_without_pairs_are_refused(kind: RowKind) -> None:
+    """SFT imitated the completions that are labelled as wrong, and DPO advised to take SFT."""
+    encoder = RowEncoder(kind=kind, tokenizer=PLAIN, renderer=None, demonstrator=None)
+    with pytest.raises(UserError, match=r"the column `label` with true or false, .* algorithm.loss=kto"):
+        encoder.encode(make_row([5, 6], completion="no", label=False))
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
