@@ -61,12 +61,15 @@ class Demonstrations:
         tokenizer: "PreTrainedTokenizerBase",
         seed: int,
         writer: MessageWriter | None = None,
+        *,
+        context: int | None = None,
     ) -> None:
         """Raises UserError for an unknown style or setting, and ValueError without prompts.
 
-        writer: writes examples that are messages; None if the run's episodes have no messages.
+        writer: writes examples that are messages; None if the run's episodes have no messages. context: largest number
+        of tokens of a prompt and its response, which the model can read; None for no limit.
         """
-        self._writer = writer
+        self._writer, self._context = writer, context
         if not prompts:
             raise ValueError("demonstrations need at least one prompt")
         self._demonstrator = load_demonstrator(config)
@@ -115,10 +118,19 @@ class Demonstrations:
         return messages
 
     def _encode_example(self, prompt: Prompt, written: str | Sequence[Message]) -> Demonstration:
-        if not isinstance(written, str):
-            return self._encode_conversation(prompt, written)
-        ids = with_end(self._tokenizer, self._encode_text(written))
-        return Demonstration(prompt=prompt, response_ids=np.array(ids, np.int32))
+        if isinstance(written, str):
+            ids = with_end(self._tokenizer, self._encode_text(written))
+            found = Demonstration(prompt=prompt, response_ids=np.array(ids, np.int32))
+        else:
+            found = self._encode_conversation(prompt, written)
+        size = len(prompt.token_ids) + len(found.response_ids)
+        if self._context is not None and size > self._context:
+            raise UserError(
+                f"the demonstration of prompt {prompt.uid} has {size} tokens with its prompt, and the model's context "
+                f"is {self._context}. Write shorter ones (warmup.demonstrations), drop long prompts (task.overlong), "
+                "or take a model with a longer context."
+            )
+        return found
 
     def _encode_conversation(self, prompt: Prompt, messages: Sequence[Message]) -> Demonstration:
         if self._writer is None:

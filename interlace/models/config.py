@@ -186,7 +186,8 @@ class ModelConfig(Config):
     """Type of the weights in the engines that generate; a trained model is float32. In a recipe the default is bfloat16
     if the run computes on GPUs."""
     seed: int = Field(default=0, ge=0, lt=SEED_END)
-    """Seed of a tiny model's random weights."""
+    """Seed of a tiny model's random weights. It is not the run's seed, so that runs of several seeds begin with the
+    same weights, as those of a pretrained model do."""
     trust_remote_code: bool = False
     """Lets transformers run the model code that the hub repository contains."""
     robot: RobotShape | None = None

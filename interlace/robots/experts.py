@@ -37,7 +37,7 @@ class ExpertConfig(Config):
     """[A] standard deviations of the noise on the scripted expert's executed actions. If empty, no noise. The policy
     imitates the expert's clean action, so it also learns to recover (DART, arXiv 1703.09327)."""
     demonstration_horizon: int | None = Field(default=None, ge=1)
-    """Actions per demonstration of the scripted expert. If None, as many as in an episode."""
+    """Actions per demonstration of the scripted expert, at least a chunk. If None, as many as in an episode."""
 
     @property
     def content(self) -> str:

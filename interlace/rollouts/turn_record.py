@@ -52,6 +52,8 @@ class TurnRecord:
         self._max_turns = max_turns
         self._turns: dict[int, Turn | None] = {}
         """Turns by number; None for a turn in progress."""
+        self._largest = -1
+        """Largest of these numbers; -1 without turns."""
         self._num_withdrawn = Counter[int]()
         self.rewards: dict[int, float] = {}
         """Rewards by the number of the turn, without turns that have none."""
@@ -71,7 +73,7 @@ class TurnRecord:
 
     @property
     def next_number(self) -> int:
-        return max(self._turns, default=-1) + 1
+        return self._largest + 1
 
     def reserve(self, number: int | None) -> int:
         """Reserves the number of a turn, or the next one if None. Returns it. UserError if the turn is not allowed."""
@@ -80,11 +82,12 @@ class TurnRecord:
             raise UserError(f"turn {place} was requested before. Give each call a separate number.")
         if self._max_turns is not None and len(self._turns) >= self._max_turns:
             raise UserError(f"the episode asked for more than {self._max_turns} turns (episode.max_turns)")
-        self._turns[place] = None
+        self._turns[place], self._largest = None, max(self._largest, place)
         return place
 
     def free(self, number: int) -> None:
         del self._turns[number]
+        self._largest = max(self._turns, default=-1)
 
     def withdraw(self, number: int) -> None:
         """Removes a turn that is withdrawn, with its reward and the calls of its answer, if it has them."""

@@ -14,7 +14,8 @@ from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.flows.warmup import ExampleSource, HabitCheck, run_supervised_warmup
 from interlace.models.config import ModelConfig
-from interlace.models.loading import load_tokenizer
+from interlace.models.loading import empty_model, load_tokenizer
+from interlace.models.size import context_length
 from interlace.observe.checkpoints import write_manifest
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
@@ -42,6 +43,7 @@ class _Examples:
             load_tokenizer(recipe.model),
             recipe.seed,
             message_writer(recipe),
+            context=context_length(empty_model(recipe.model).config),
         )
 
     def batch(self, step: int) -> Sequence[Sample]:

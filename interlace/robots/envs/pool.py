@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from interlace.core.errors import InterlaceError, UserError
@@ -40,13 +40,32 @@ START_WITHIN_S = 600.0
 """Time limit, in seconds, of the start of a process with its environments. Simulators that compile need minutes."""
 
 
+class _Batch:
+    """Results of the jobs of one call. The caller's event loop wakes once, after the last of them."""
+
+    def __init__(self, num_jobs: int) -> None:
+        self.outcome: Future[list[object]] = Future()
+        """Receiver of all results; each may be an exception."""
+        self._results: list[object] = [None] * num_jobs
+        self._num_left = num_jobs
+
+    def settle(self, place: int, result: object) -> None:
+        """Stores the result of a job. place: index of the job."""
+        self._results[place] = result
+        self._num_left -= 1
+        if not self._num_left:
+            settle_outcome(self.outcome, self._results)
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job(ProcessJob):
     """Job of a request, or job that restores an episode. Its time limit begins when it is the first in its process."""
 
     work: SlotJob
-    outcome: "Future[object] | None"
+    batch: _Batch | None = None
     """Receiver of the result; None for a job that restores an episode."""
+    place: int = 0
+    """Index in the batch."""
     tries: int = TRIES
 
 
@@ -65,7 +84,7 @@ class _Home:
     """Slot -> reason why its episode could not be restored."""
 
 
-class EnvPool(ProcessPool[_Job, _Job | int]):
+class EnvPool(ProcessPool[_Job, Sequence[_Job] | int]):
     """Processes for one family of environments. With W processes, slot s is slot s // W of process s modulo W.
 
     The thread gets jobs, and the slots of episodes that have ended.
@@ -98,9 +117,11 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
 
     async def run_jobs(self, jobs: Sequence[SlotJob]) -> EnvBatch:
         """Runs jobs and waits for all. Raises InterlaceError if no process can be started."""
-        found = await asyncio.gather(*[self._submit_job(job) for job in jobs], return_exceptions=True)
-        answers = []
-        for value in found:
+        batch, results, answers = _Batch(len(jobs)), list[object](), []
+        if jobs:
+            self._submit([_Job(work=job, batch=batch, place=place) for place, job in enumerate(jobs)])
+            results = await asyncio.wrap_future(batch.outcome)
+        for value in results:
             if isinstance(value, UserError | SimulatorError):
                 answers.append(SlotAnswer(error=value))
             elif isinstance(value, BaseException):
@@ -110,12 +131,10 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         return EnvBatch(answers=answers, counts=replace(self.counts))
 
     async def do(self, job: SlotJob) -> object:
-        return await self._submit_job(job)
-
-    def _submit_job(self, job: SlotJob) -> "asyncio.Future[object]":
-        outcome: Future[object] = Future()
-        self._submit(_Job(work=job, outcome=outcome))
-        return asyncio.wrap_future(outcome)
+        [answer] = (await self.run_jobs([job])).answers
+        if answer.error:
+            raise answer.error
+        return answer.value
 
     def forget(self, slot: int) -> None:
         """Ends the episode of a slot, so that it is no longer restored."""
@@ -124,11 +143,12 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
     def _find_home(self, slot: int) -> _Home:
         return self._homes[slot % len(self._homes)]
 
-    def _accept(self, submitted: _Job | int) -> None:
+    def _accept(self, submitted: Sequence[_Job] | int) -> None:
         if isinstance(submitted, int):
             self._find_home(submitted).history.forget(submitted)
         else:
-            self._find_home(submitted.work.slot).waiting.append(submitted)
+            for job in submitted:
+                self._find_home(job.work.slot).waiting.append(job)
 
     def _hand_out(self) -> None:
         late: list[Child] = []
@@ -160,8 +180,8 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         if lost and job.work.kind != "reset":
             _settle_job(job, lost)
             return b""
-        if job.outcome is not None and not claim_outcome(job.outcome):
-            return b""  # its episode was cancelled
+        if job.batch and not claim_outcome(job.batch.outcome):
+            return b""  # the call was cancelled
         job.number, job.deadline_s, self._next = self._next, 0.0, (self._next + 1) % NO_JOB
         sent[job.number] = job
         if len(sent) == 1:
@@ -199,7 +219,7 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
     def _handle_answer(self, home: _Home, job: _Job, answer: SlotAnswer) -> None:
         slot = job.work.slot
         self.counts.busy_s += answer.busy_s
-        if job.outcome is None:
+        if job.batch is None:
             if answer.error:
                 home.lost[slot] = answer.error
             return
@@ -233,17 +253,17 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         home, slot = self._by_child[child], job.work.slot
         home.history.forget(slot)
         del self._jobs[child][job.number]
-        if job.outcome is None:
+        if job.batch is None:
             home.lost[slot] = error
         _settle_job(job, error)
 
     def _replace(self, child: Child) -> None:
         """Ends a process; its successor restores the episodes, then runs the unanswered jobs."""
         home = self._by_child.pop(child)
-        unanswered = [job for job in self._end(child) if job.outcome]
-        brought_back = [_Job(work=work, outcome=None) for work in home.history.list_jobs()]
+        unanswered = [job for job in self._end(child) if job.batch]
+        brought_back = [_Job(work=work) for work in home.history.list_jobs()]
         self.counts.num_brought_back += len(home.history)
-        waiting = [job for job in home.waiting if job.outcome]
+        waiting = [job for job in home.waiting if job.batch]
         home.waiting = deque([*brought_back, *unanswered, *waiting])
         home.child = None
 
@@ -252,19 +272,21 @@ class EnvPool(ProcessPool[_Job, _Job | int]):
         if not self._spec.done():
             self._spec.set_exception(error)
         for home in self._homes:
-            for job in [] if home.child and home.child.is_ready else home.waiting:
+            if home.child and home.child.is_ready:
+                continue  # it gets its waiting jobs next
+            for job in home.waiting:
                 _settle_job(job, error)
             home.waiting.clear()
 
     def _fail_all(self, error: BaseException | None) -> None:
         waiting = [job for home in self._homes for job in home.waiting]
-        submitted = [item for item in [*self._submitted] if isinstance(item, _Job)]
+        submitted = [job for item in [*self._submitted] if not isinstance(item, int) for job in item]
         for job in [*list_jobs(self._jobs), *waiting, *submitted]:
-            _settle_job(job, error or CancelledError())
+            _settle_job(job, error or asyncio.CancelledError())
         if not self._spec.done():
-            self._spec.set_exception(error or CancelledError())
+            self._spec.set_exception(error or asyncio.CancelledError())
 
 
 def _settle_job(job: _Job, result: object) -> None:
-    if job.outcome is not None:
-        settle_outcome(job.outcome, result)
+    if job.batch:
+        job.batch.settle(job.place, result)

@@ -23,6 +23,8 @@ _ENUMS: Mapping[str, type[Enum]] = {"cause": Cause, "finish": FinishReason}
 _ENUM_TAGS = {kind: tag for tag, kind in _ENUMS.items()}
 _TAG = "\x00"
 """Key that marks a JSON object as a value other than a mapping."""
+OBJECT_BYTES = 64
+"""Approximate memory of an object without its content, in bytes."""
 
 
 def sample_to_bytes(sample: Sample) -> bytes:
@@ -43,9 +45,9 @@ def sample_from_bytes(content: bytes) -> Sample:
 
 def sample_nbytes(sample: Sample) -> int:
     """Returns the approximate memory of a sample, in bytes."""
-    arrays: list[NDArray[np.generic]] = []
-    line = _to_plain(sample, arrays)
-    return sum(array.nbytes for array in arrays) + 64 * len(arrays) + len(str(line))
+    values = [value for record in (sample, *sample.segments) for value in vars(record).values()]
+    values += [item for value in values if isinstance(value, Mapping) for item in value.values()]
+    return sum([OBJECT_BYTES + (value.nbytes if isinstance(value, np.ndarray) else 0) for value in values])
 
 
 def _to_plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:

@@ -50,15 +50,17 @@ def describe_turns(
     """
     check_spaces(config, spec, actions)
     units = f"as in {config.env.family}"
-    is_bounded = bool(np.isfinite(spec.action.low).all() and np.isfinite(spec.action.high).all())
+    ends, largest = np.stack([spec.action.low, spec.action.high]), np.finfo(np.float32).max
+    # A number without a bound gets the largest one, because JSON has no infinity.
+    low, high = np.clip(ends, -largest, largest).tolist() if np.isfinite(ends).any() else ((), ())
     return PolicySchema(
         policy=name,
         observation={
             array: _describe_array(array, spec.observation[array], actions, units) for array in actions.reads.shapes
         },
         actions=ArrayField(shape=(actions.chunk, spec.action.size), dtype="float32", units=units),
-        low=tuple(spec.action.low.tolist()) if is_bounded else (),
-        high=tuple(spec.action.high.tolist()) if is_bounded else (),
+        low=tuple(low),
+        high=tuple(high),
         num_choices=spec.action.num_choices,
         control_hz=control_hz,
         executed=actions.chunk,

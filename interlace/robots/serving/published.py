@@ -71,10 +71,12 @@ class RequestBatches:
     async def _run_batch(self, requests: Sequence[ActRequest], futures: Sequence["asyncio.Future[FloatArray]"]) -> None:
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, requests)
-        except Exception as error:  # noqa: BLE001 - each robot gets it, and the server continues
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - the robot gets it, and the server continues
+            if len(requests) > 1:  # one of them may have failed the call of all
+                for request, future in zip(requests, futures, strict=True):
+                    await self._run_batch([request], [future])
+            elif not futures[0].done():
+                futures[0].set_exception(error)
             return
         for future, answer in zip(futures, answers, strict=True):
             if not future.done():

@@ -126,7 +126,7 @@ def check_recipe(recipe: Recipe, planned: tuple[Device, ...] | None = None, *, i
     create_sampler(recipe.task, prompts.train, recipe.seed)
     if not is_of_rows:
         check_alignment(recipe, every, tokenizer)
-    _check_warmup(recipe, prompts, tokenizer)
+    _check_warmup(recipe, prompts, model, tokenizer)
     size, samples = model_size(model), recipe.prompts_per_step * recipe.samples_per_prompt
     longest = _check_lengths(recipe, prompts, model, tokenizer)
     if not is_of_rows:
@@ -190,11 +190,24 @@ def _check_policy(recipe: Recipe, needs: Needs, model: "PreTrainedModel") -> Non
     tokens = action_tokens(model.config)
     for episode in (recipe.episode, *recipe.episode.others.values()):
         create_episode_kind(episode).check_policy(tokens)
+    if tokens is not None:
+        _check_experts(recipe, tokens.chunk)
     if needs.process_reward and tokens is not None and tokens.answers_in_numbers:
         raise UserError(
             f"algorithm {recipe.algorithm.name!r} trains a process reward model on the probabilities of tokens, and "
             "the policy answers with numbers (model.robot.head). Take ppo, or model.robot.head=tokens."
         )
+
+
+def _check_experts(recipe: Recipe, chunk: int) -> None:
+    """Raises UserError for demonstrations of a scripted expert that are shorter than a chunk of the policy."""
+    for section, owner in (("warmup", recipe.warmup), ("replay", recipe.replay)):
+        limit = owner.experts.demonstration_horizon if owner and owner.experts else None
+        if limit is not None and limit < chunk:
+            raise UserError(
+                f"{section}.experts.demonstration_horizon={limit} ends each demonstration within the first chunk of "
+                f"{chunk} actions, whose rest would repeat its last action. Set it to {chunk} or more."
+            )
 
 
 def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Device, ...]) -> None:
@@ -304,7 +317,9 @@ def _heldout_size(recipe: Recipe) -> str:
     return f"task.{next(name for name in SOURCES if getattr(recipe.task, name) is not None)}.heldout_size"
 
 
-def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
+def _check_warmup(
+    recipe: Recipe, prompts: PromptSet, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase"
+) -> None:
     if recipe.warmup is not None and recipe.warmup.experts is None:
         # One example is rendered, because a style can only be checked against a prompt.
         demonstrations = recipe.warmup.demonstrations
@@ -314,9 +329,8 @@ def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedToke
                 f"examples would be texts of the style {demonstrations.style!r}. Set warmup.experts (see the recipe "
                 "robot), or warmup=null."
             )
-        Demonstrations(demonstrations, prompts.train, tokenizer, recipe.seed, message_writer(recipe, tokenizer)).batch(
-            0, 1
-        )
+        writer, context = message_writer(recipe, tokenizer), context_length(model.config)
+        Demonstrations(demonstrations, prompts.train, tokenizer, recipe.seed, writer, context=context).batch(0, 1)
 
 
 def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize, actions: ActionTokens | None) -> int:

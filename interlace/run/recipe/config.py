@@ -178,7 +178,8 @@ class Recipe(Config):
     cluster: Annotated[ClusterConfig, _expand_section("cluster")] = ClusterConfig()
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=SEED_END)
-    """Seed of sampling, of the order of prompts, and of the warm-up."""
+    """Seed of sampling, of the order of prompts, and of the warm-up. `model.seed` is the seed of a tiny model's initial
+    weights."""
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     minibatches: int = Field(default=1, ge=1)

@@ -48,6 +48,17 @@ def test_a_batch_depends_on_seed_and_step_alone(
     assert shown(0, [5]) != shown(1, [5])
 
 
+def test_an_example_beyond_the_models_context_is_refused(
+    tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]
+) -> None:
+    """It was trained at positions that the model does not have."""
+    (example,) = Demonstrations(HABITS, prompts, tokenizer, 0).batch(0, 1)
+    size = len(example.prompt.token_ids) + len(example.response_ids)
+    assert Demonstrations(HABITS, prompts, tokenizer, 0, context=size).batch(0, 1)
+    with pytest.raises(UserError, match=f"has {size} tokens with its prompt, and the model's context is {size - 1}"):
+        Demonstrations(HABITS, prompts, tokenizer, 0, context=size - 1).batch(0, 1)
+
+
 def test_every_epoch_shows_every_prompt(tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]) -> None:
     batches = [Demonstrations(HABITS, prompts, tokenizer, 0).batch(step, 20) for step in range(5)]
     uids = [example.prompt.uid for batch in batches for example in batch]

@@ -16,9 +16,10 @@ from interlace.robots.envs import fleet as fleet_module
 from interlace.robots.envs import load
 from interlace.robots.envs.fleet import EnvFleet, check_saves
 from interlace.robots.envs.load import EnvConfig
-from interlace.robots.envs.pool import EnvPool
+from interlace.robots.envs.pool import EnvPool, _Batch, _Job
 from interlace.rollouts.envs.spec import SimulatorError, SlotChunk, SlotJob, Start
 from interlace.rollouts.session import EpisodeSession, SessionLimits
+from interlace.runtime.process.links import Child
 from interlace.runtime.waits import LoopClock, WaitRegistry
 from tests.contract.envs import Walk, WalkSettings
 
@@ -192,6 +193,20 @@ def test_what_breaks_ends_one_episode_and_the_others_go_on(fault: str, reason: s
 
 async def use_all_but_one(fleet: EnvFleet) -> tuple[list[list[SlotChunk]], int]:
     return await asyncio.gather(*(walk(fleet, index, size=0.01) for index in range(4))), 0
+
+
+def test_a_failed_start_leaves_the_jobs_of_a_process_that_is_ready() -> None:
+    """They were dropped without an answer, if the process became ready in the same moment."""
+    pool = EnvPool(EnvConfig(family=WALK, settings={"tasks": ["left"], "horizon": 3}, num_envs=2, workers=2))
+    pool.close()  # the test takes the place of its thread
+    jobs = [_Job(work=SlotJob(slot=slot, kind="reset"), batch=_Batch(1)) for slot in range(2)]
+    for home, job in zip(pool._homes, jobs, strict=True):
+        home.child = Child(is_ready=job is jobs[0])
+        home.waiting.append(job)
+    pool._could_not_start("no memory")
+    assert [len(home.waiting) for home in pool._homes] == [1, 0]
+    assert jobs[0].batch and not jobs[0].batch.outcome.done()
+    assert jobs[1].batch and "could not be started: no memory" in str(jobs[1].batch.outcome.result())
 
 
 @pytest.mark.parametrize("family", [WALK, f"{WALK}sTogether"])

@@ -1,6 +1,7 @@
 """Published policies behind the server, and openpi's own client."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ from transformers import AutoTokenizer
 
 import interlace
 from interlace.core.errors import UserError
+from interlace.core.types import FloatArray
 from interlace.robots.models.flow_vla import FlowVLAPolicy, load_flow_vla
 from interlace.robots.serving.client import PolicyClient
+from interlace.robots.serving.published import RequestBatches
+from interlace.robots.serving.schema import ActRequest
 from interlace.robots.serving.wire import RequestError
 from tests.support.flow_vla_folder import CHUNK, SIZE, STATES, flow_vla_folder
 from tests.support.robot_server import connect
@@ -57,6 +61,28 @@ def test_robots_with_different_prompts_share_a_batch(client: PolicyClient) -> No
     futures = [client.begin(OBSERVATION, prompt) for prompt in prompts]
     for future, wanted in zip(futures, alone, strict=True):
         np.testing.assert_allclose(future.result().actions, wanted, atol=1e-5)
+
+
+def test_a_request_that_fails_leaves_the_others_of_its_batch() -> None:
+    """A picture of one row failed the chunks of all robots whose requests were computed in the same call."""
+
+    def compute(requests: Sequence[ActRequest]) -> list[FloatArray]:
+        if any(request.prompt == "wrong" for request in requests):
+            raise ValueError("height and width must be > 0")
+        return [np.full((1, 1), request.delay, np.float32) for request in requests]
+
+    async def ask_together() -> list[object]:
+        batches = RequestBatches(compute, most=3)
+        none = np.zeros((0, 1), np.float32)
+        prompts = ["right", "wrong", "right"]
+        requests = [ActRequest(observation={}, prompt=prompt, prefix=none, delay=n) for n, prompt in enumerate(prompts)]
+        try:
+            return await asyncio.gather(*[batches.ask(each) for each in requests], return_exceptions=True)
+        finally:
+            batches.close()
+
+    first, wrong, last = asyncio.run(ask_together())
+    assert (first, last) == ([[0]], [[2]]) and str(wrong) == "height and width must be > 0"
 
 
 def test_the_prefix_is_inpainted(client: PolicyClient) -> None:

@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 
 import interlace
 from interlace.core.errors import UserError
-from interlace.robots.episodes.robot import policy_actions
+from interlace.robots.envs.fleet import read_spec
+from interlace.robots.episodes.robot import RobotConfig, policy_actions
 from interlace.robots.serving.client import ConnectionLostError, PolicyClient
+from interlace.robots.serving.policy import describe_turns
 from interlace.robots.serving.wire import RequestError, pack
 from interlace.run.host import policy_actions_of
 from tests.support.robot_server import (
@@ -95,6 +98,22 @@ def test_a_limit_of_the_change_keeps_the_bounds_of_the_actions(tmp_path: Path) -
     with serving("tokens", tmp_path, "policy.limits.max_change=[0.5]") as server, connect(server) as client:
         limits = client.schema.applied_limits
         assert limits is not None and (limits.low, limits.high, limits.max_change) == ((-1.0,), (1.0,), (0.5,))
+
+
+def test_a_simulator_with_one_bound_keeps_it(tmp_path: Path) -> None:
+    """The server dropped the bounds of all numbers of an action if one of them had none."""
+    recipe = load("tokens", tmp_path)
+    assert isinstance(recipe.episode, RobotConfig)
+    given = {"instructions": (), "control_hz": 10.0}
+    actions, spec = policy_actions(policy_actions_of(recipe)), read_spec(recipe.episode.env)
+    free = np.array([np.inf], np.float32)
+    for low, high, wanted in (
+        (-np.ones(1, np.float32), free, ((-1,), (np.finfo(np.float32).max,))),
+        (-free, free, ((), ())),
+    ):
+        own = replace(spec, action=replace(spec.action, low=low, high=high))
+        schema = describe_turns("policy", recipe.episode, own, actions, **given)
+        assert (schema.low, schema.high) == wanted
 
 
 def test_a_guided_chunk_stays_near_the_prefix(client: PolicyClient, head: str) -> None:

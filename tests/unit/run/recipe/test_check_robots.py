@@ -197,6 +197,15 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_work_star
         check_settings(four)
 
 
+@pytest.mark.parametrize(("recipe", "section"), [("robot", "warmup"), ("clone", "replay")])
+def test_demonstrations_shorter_than_a_chunk_are_refused(recipe: str, section: str) -> None:
+    """The policy imitated chunks whose rest repeated the last action of the demonstration."""
+    changed = f"{section}.experts.demonstration_horizon="
+    check_recipe(load_recipe(recipe, ["cluster.devices=cpu:1", f"{changed}4"]))
+    with pytest.raises(UserError, match=f"{changed}3 ends each demonstration within the first chunk of 4 actions"):
+        check_recipe(load_recipe(recipe, ["cluster.devices=cpu:1", f"{changed}3"]))
+
+
 def test_a_warm_up_of_a_robot_without_experts_is_refused() -> None:
     with pytest.raises(UserError, match=r"warmup.experts is not set.*or warmup=null"):
         check_recipe(load_recipe("robot-cartpole", ["warmup.steps=5"]))
