@@ -214,6 +214,10 @@ class LoadedReward:
         return any(call.is_async for call in self.calls)
 
     @property
+    def is_all_async(self) -> bool:
+        return all(call.is_async for call in self.calls)
+
+    @property
     def is_batched(self) -> bool:
         return any(call.is_batched for call in self.calls)
 

@@ -68,7 +68,8 @@ class RewardConfig(Config):
     workers: int = Field(default=1, ge=0)
     """Processes that score. 0 scores on a thread of the run's process: for functions that are quick for every
     response and never end their process, which would end the run. An `async def` is awaited in one process, apart from
-    the run's: `workers` calls at once, at least one."""
+    the run's: `workers` calls at once, at least one. Parts of which only some are `async def` have `workers` processes.
+    """
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails. Its process is replaced, an `async def` is cancelled; with 0 workers
     its thread is abandoned, since no thread can be ended."""

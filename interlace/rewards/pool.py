@@ -51,13 +51,24 @@ class _Job(ProcessJob):
 class ScoringPool(ProcessPool[_Job, _Job]):
     """Processes of one reward function."""
 
-    def __init__(self, config: RewardConfig, *, is_async: bool, restarts_per_hour: int | None = None) -> None:
-        """An `async def` has one process, which awaits `config.workers` calls at once; other calls do not share one."""
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        is_async: bool,
+        shares_process: bool = True,
+        restarts_per_hour: int | None = None,
+    ) -> None:
+        """An `async def` has one process, which awaits `config.workers` calls at once; other calls do not share one.
+
+        shares_process: False for functions that are awaited and also compute, which would delay one another.
+        """
         budget = RestartBudget("reward", restarts_per_hour)
         super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)), budget=budget)
         self._config, self._is_async = config, is_async
-        self._max_processes = 1 if is_async else max(1, config.workers)
-        self._max_jobs = max(1, config.workers) if is_async else 1
+        shares_process &= is_async
+        self._max_processes = 1 if shares_process else max(1, config.workers)
+        self._max_jobs = max(1, config.workers) if shares_process else 1
         self._pending: deque[_Job] = deque()
         self._next = 0
         self._thread.start()

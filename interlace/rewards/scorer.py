@@ -85,7 +85,10 @@ class Scorer:
             return []
         if not self._in_this_process:
             self._pool = self._pool or ScoringPool(
-                self._config, is_async=self._reward.is_async, restarts_per_hour=self._restarts_per_hour
+                self._config,
+                is_async=self._reward.is_async,
+                shares_process=self._reward.is_all_async,
+                restarts_per_hour=self._restarts_per_hour,
             )
             return list(await asyncio.gather(*[asyncio.wrap_future(self._pool.submit(job)) for job in jobs]))
         if not self._reward.is_async:
