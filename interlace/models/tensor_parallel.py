@@ -31,6 +31,8 @@ EXPERT_INPUTS = ("hidden_states", "top_k_index", "top_k_weights")
 COUNTS = ("num_attention_heads", "num_key_value_heads")
 HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 """Names of norms within each head. Each rank applies them to other heads, which some plans (GLM-4.5, Phi) leave out."""
+ACTIVATION = "act_fn"
+"""Name of the activation between a layer's matrices. Its parameters, if it has some (Apertus), are in no plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,9 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
                     f"{setting}={size}, but {name} has {num_experts} experts a layer: set it to a divisor of that."
                 )
             continue
-        rows, columns = (*_read_weight(model.get_submodule(module)).shape, 0)[:2]
+        if style == GRADIENT:
+            continue
+        rows, columns = _read_weight(model.get_submodule(module)).shape
         if (style == COLUMNS and rows % size) or (style == ROWS and columns % size):
             raise UserError(
                 f"{setting}={size}, but {module} of {name} is {rows} x {columns}, which cannot be cut evenly. Set "
@@ -128,7 +132,9 @@ def _find_styles(model: PreTrainedModel) -> Mapping[str, str]:
         if not any(module is end for end in ends):
             found.update(_match_style(patterns, name))
         owner, _, last = name.rpartition(".")
-        if last in HEAD_NORMS and COLUMNS in _match_style(patterns, f"{owner}.q_proj").values():
+        before = "q_proj" if last in HEAD_NORMS else "up_proj" if last == ACTIVATION else None
+        is_learned = next(module.parameters(recurse=False), None) is not None
+        if before and is_learned and COLUMNS in _match_style(patterns, f"{owner}.{before}").values():
             found.setdefault(name, GRADIENT)
     for name, _ in model.named_parameters():
         inside.update(_match_style(patterns, name))

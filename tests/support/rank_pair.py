@@ -18,6 +18,7 @@ from interlace.engines.train import ActorConfig, Adapter, LoraConfig, OptimizerC
 from interlace.engines.train.config import MeshShape
 from interlace.engines.train.engine import Aggregator
 from interlace.engines.train.ranks import Ranks, whole_tensor
+from interlace.models import tensor_parallel
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, WorkerSpec, operation
@@ -53,6 +54,8 @@ class Setting:
     key_value_heads: int = 2
     in_parts: bool = False
     """True if each rank reads only its part of the folder."""
+    hides_activations: bool = False
+    """True to inject a plan of layers that leaves out the parameters of activations."""
     is_local_denominator: bool = False
     """True to inject a common mistake: each rank divides by its own denominator, and the ranks are averaged."""
 
@@ -154,6 +157,7 @@ class EngineWorker(Worker):
     @operation(bin="idle")
     def start(self, setting: Setting, folder: Path | None = None) -> None:
         ranks = Ranks.over(self.context.rank, setting.actor.mesh_shape(self.context.num_ranks))
+        tensor_parallel.ACTIVATION = "" if setting.hides_activations else "act_fn"
         self._engine = make_engine(setting, ranks, folder)
         if setting.is_local_denominator:
             own = self._engine._aggregator

@@ -225,6 +225,7 @@ def _inject_adapter(
     )
     peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
+    _check_adapted(model, layers)
     for layer in layers.values():
         for half in (layer.lora_A, layer.lora_B):
             half[NAME].float().requires_grad_(True)  # small, and trained: full precision
@@ -232,6 +233,18 @@ def _inject_adapter(
         _train_head(model.get_submodule(head))
         settings.modules_to_save = [head]  # after the injection, which would wrap the head
     return settings, layers
+
+
+def _check_adapted(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Raises UserError for layers without an adapter. peft takes their names for names of the model's experts, of which
+    transformers stacks the matrices, and gives the experts an adapter instead."""
+    lacking = [name for name, layer in layers.items() if not hasattr(layer, "lora_A")]
+    if lacking:
+        fitting = dict.fromkeys(name.rpartition(".")[2] for name in layers if name not in lacking)
+        raise UserError(
+            f"actor.lora: peft gives {len(lacking)} layers of {type(model).__name__} no adapter, such as {lacking[0]}, "
+            f"because it takes them for experts. Set actor.lora.target_modules to some of {', '.join(fitting)}."
+        )
 
 
 def _train_head(head: nn.Module) -> None:

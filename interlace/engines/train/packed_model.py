@@ -8,6 +8,7 @@ import inspect
 import platform
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,9 +22,11 @@ from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.probes import (
     PROBE_TOLERANCE,
     check_padded,
+    gradient_gaps,
     install_packed_attention,
     relative_gap,
     run_alone,
+    vector_gradients,
 )
 from interlace.engines.train.speedups import apply_liger, compile_layers
 from interlace.models.action_head import head_of
@@ -145,18 +148,19 @@ class PackedModel:
         return _share_model(self.model, ranks)
 
     def _share_and_check(self, model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
-        """Shares a model's layers. Raises UserError if the shared model gives other logits."""
-        expected = run_alone(model)
+        """Shares a model's layers. Raises UserError if the shared model gives other logits, or other gradients."""
+        expected, gradients = run_alone(model), vector_gradients(model)
         part = _share_model(model, ranks)
-        got = run_alone(model)
-        if part:
-            expected = expected[:, part.first : part.first + got.shape[1]]
-        gap = relative_gap(expected, got)
-        if any(float(found) >= PROBE_TOLERANCE for found in ranks.gather_texts(repr(gap))):
+        got, first = run_alone(model), part.first if part else 0
+        gaps = {"logits": relative_gap(expected[:, first : first + got.shape[1]], got)}
+        found = gradient_gaps(gradients, vector_gradients(model, first))
+        gaps |= {f"gradients of {name}": gap for name, gap in found.items()}
+        result, gap = max(gaps.items(), key=itemgetter(1))
+        if any(float(other) >= PROBE_TOLERANCE for other in ranks.gather_texts(repr(gap))):
             what = "tensor-parallel plan" if ranks.tensor_mesh else "stack of experts"
             setting = "tensor_parallel" if ranks.tensor_mesh else "expert_parallel"
             raise UserError(
-                f"{type(model).__name__}: shared by {ranks.num_ranks} ranks it gives other logits than whole "
+                f"{type(model).__name__}: shared by {ranks.num_ranks} ranks it gives other {result} than whole "
                 f"(by {gap:.1e} of the largest), so its {what} in transformers does not fit the model. Set {setting}=1."
             )
         return part

@@ -13,7 +13,7 @@ from interlace.models.length_changes import MODEL_ERRORS, LengthChange, find_len
 from interlace.models.size import context_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PROBE_SIZES = (7, 5, 3)
 PROBE_TOLERANCE = 1e-3
+SMALLEST_GRADIENT = 1e-2
+"""Share of the largest gradient below which differences are not compared with the gradient itself: it may be 0."""
 
 
 def install_packed_attention(model: PreTrainedModel, ranks: Ranks) -> str | None:
@@ -85,6 +87,31 @@ def relative_gap(expected: Tensor, got: Tensor) -> float:
     """Returns the largest difference, as a share of the largest expected value; 0 if both are equal."""
     gap = float((expected - got).abs().max())
     return gap and gap / float(expected.abs().max())
+
+
+def vector_gradients(model: PreTrainedModel, first: int = 0) -> dict[str, Tensor]:
+    """Computes the gradients of vectors and numbers, such as norms, which each rank holds whole.
+
+    They are gradients of a fixed sum of the logits. first: first of this rank's columns of the logits.
+    """
+    from torch.distributed.tensor import DTensor
+
+    whole = {name: each for name, each in model.named_parameters() if not isinstance(each, DTensor)}
+    vectors = {name: each for name, each in whole.items() if each.ndim < 2 and each.requires_grad}
+    rows = _probe_ids(model, PROBE_SIZES).split(list(PROBE_SIZES))
+    logits = torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
+    places, columns = (torch.arange(size, device=logits.device) for size in logits.shape)
+    weights = (places[:, None] * 5 + (columns + first) * 3) % 7 - 3
+    found = torch.autograd.grad((logits * weights).sum(), [*vectors.values()], allow_unused=True)
+    return {name: each for name, each in zip(vectors, found, strict=True) if each is not None}
+
+
+def gradient_gaps(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> dict[str, float]:
+    """Returns the largest difference of each gradient in `got`, as a share of its largest number."""
+    sizes = {name: float(each.abs().max()) for name, each in expected.items()}
+    least = SMALLEST_GRADIENT * max(sizes.values(), default=0.0)
+    gaps = {name: float((expected[name] - each).abs().max()) for name, each in got.items()}
+    return {name: gap and gap / max(sizes[name], least) for name, gap in gaps.items()}
 
 
 def check_padded(model: PreTrainedModel) -> None:

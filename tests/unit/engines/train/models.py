@@ -33,6 +33,7 @@ PACKED: Mapping[str, Mapping[str, object]] = {
     "gpt_oss": GROUPED | EXPERTS | {"head_dim": 8, "sliding_window": 4},
     "gpt_neox": {},
     "phi": GROUPED | {"qk_layernorm": True},
+    "apertus": GROUPED,
 }
 """Architectures whose attention goes through transformers' interface, with what makes them special."""
 PADDED: Mapping[str, Mapping[str, object]] = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from interlace.core.errors import InterlaceError
 from interlace.engines.train.ranks import Ranks
 from tests.support.rank_pair import RankPair, Setting, make_engine, rank_pair, update
 from tests.unit.engines.train.models import VOCABULARY, ragged_samples, tiny_model
@@ -44,10 +45,19 @@ def assert_trains_as_one(ranks: RankPair, setting: Setting, folder: Path | None 
         assert torch.allclose(got.weights[name], tensor, atol=TOLERANCE), name
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma2", "mixtral", "phi"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma2", "mixtral", "phi", "apertus"])
 def test_two_ranks_share_the_layers(pair: RankPair, kind: str) -> None:
-    """Each rank applies phi's norms of queries and keys to its own heads."""
+    """Each rank applies phi's norms of queries and keys to its own heads, and the parameters of apertus' activations to
+    its own columns."""
     assert_trains_as_one(pair, Setting(kind=kind, budget=60, tensor=2, max_grad_norm=0.1))
+
+
+def test_layers_with_partial_gradients_are_refused(pair: RankPair) -> None:
+    """The ranks updated such parameters differently, and their models diverged."""
+    with pytest.raises(
+        InterlaceError, match=r"other gradients of model\.layers\.[01]\.mlp\.act_fn\.alpha_[np] than whole"
+    ):
+        pair.start(Setting(kind="apertus", tensor=2, hides_activations=True))
 
 
 @pytest.mark.parametrize("num_ids", [VOCABULARY - 3, VOCABULARY // 2 - 1], ids=["some", "all of a rank"])

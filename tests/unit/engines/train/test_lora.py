@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import UserError
@@ -172,6 +172,19 @@ def test_its_size_is_known_before_it_is_made() -> None:
 def test_a_layer_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
     with pytest.raises(UserError, match=r"no linear layer 'query'.*q_proj.*down_proj"):
         Adapter(tiny_model(), LoraConfig(target_modules=("query",)), seed=0)
+
+
+def test_layers_that_peft_takes_for_experts_are_an_error_that_lists_the_others() -> None:
+    """An AttributeError of torch came before."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    config = AutoConfig.for_model("glm4_moe", vocab_size=61, num_key_value_heads=2, head_dim=16, **sizes, **experts)
+    with pytest.raises(
+        UserError, match=r"gives 6 layers .*, such as model\.layers\.0\.mlp\.gate_proj, .* q_proj, k_proj"
+    ):
+        Adapter(AutoModelForCausalLM.from_config(config), LoraConfig(rank=4), seed=0)
+    attention = LoraConfig(rank=4, target_modules=("q_proj", "v_proj"))
+    Adapter(AutoModelForCausalLM.from_config(config), attention, seed=0)
 
 
 def test_an_adapter_of_another_rank_is_not_loaded(tmp_path: Path) -> None:
