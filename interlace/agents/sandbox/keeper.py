@@ -31,6 +31,15 @@ from interlace.core.sockets import receive_exactly
 _READ = 1 << 16
 _ALL_HANDLES = 1 << 20
 _CODE_NAME = "<code>"
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    # Libraries start a thread for each core, for which a run has neither the processes nor the address space.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""Environment variables of the code, beside its folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +242,7 @@ def _become_code(code: str, limits: CodeLimits, scratch: Path, lost_write: int) 
         os.closerange(3, _ALL_HANDLES)
         sys.path[:] = [path for path in sys.path if Path(path).exists()]
         os.environ.clear()
-        os.environ.update(HOME=str(scratch), TMPDIR=str(scratch), PATH="/usr/bin:/bin", LANG="C.UTF-8")
+        os.environ.update(_ENVIRONMENT, HOME=str(scratch), TMPDIR=str(scratch))
         tempfile.tempdir = None
         confine.limit_resources(limits)
         status = _run_code(code)

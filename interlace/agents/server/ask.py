@@ -10,6 +10,9 @@ from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
 from interlace.rollouts.base import Context, Turn
 
+MOST_STOP_CHARACTERS = 1 << 16
+"""Most characters of all stop texts of a request. A stream compares its end with each of them at each token."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
@@ -110,6 +113,13 @@ def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     if count > 1:
         raise ApiError(400, f"two tools have the name {name!r}.", param="tools")
     return tuple(tools)
+
+
+def check_stops(stops: list[str]) -> list[str]:
+    """Returns the stop texts of a request. Raises ValueError if they are too long in all."""
+    if (size := sum(map(len, stops))) > MOST_STOP_CHARACTERS:
+        raise ValueError(f"it has {size} characters in all; at most {MOST_STOP_CHARACTERS} are read")
+    return stops
 
 
 def calls_of(message: Message) -> tuple[ToolCall, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator
 
-from interlace.agents.server.ask import Ask
+from interlace.agents.server.ask import Ask, check_stops
 from interlace.agents.server.body import RequestModel, drop_nulls
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_message, as_tool, read_arguments
 from interlace.core.sampling import LARGEST, LARGEST_INT32, MAX_STOP_LENGTH, MAX_STOPS
@@ -66,7 +66,8 @@ def _as_list(value: Any) -> Any:
 
 Text: TypeAlias = Annotated[str | None, BeforeValidator(_join_parts)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Stops: TypeAlias = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True), BeforeValidator(_as_list)]
+StopList: TypeAlias = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
+Stops: TypeAlias = Annotated[StopList, BeforeValidator(_as_list), AfterValidator(check_stops)]
 NO_FORM = "the form of an answer cannot be forced"
 NO_PREFILL = "an answer begins a turn, and cannot continue the assistant's last message"
 NO_CALL = "a call cannot be forced; write auto or none"

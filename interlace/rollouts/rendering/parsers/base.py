@@ -81,9 +81,17 @@ class Parser(ABC):
 
 def open_end(text: str, tags: Sequence[str]) -> int:
     """Returns the number of characters at the end of a text that may be the beginning of a tag."""
-    longest = max(map(len, tags), default=0)
-    sizes = range(min(longest - 1, len(text)), 0, -1)
-    return next((size for size in sizes if any(tag.startswith(text[-size:]) for tag in tags if len(tag) > size)), 0)
+    return max((_find_open_size(text, tag) for tag in tags), default=0)
+
+
+def _find_open_size(text: str, tag: str) -> int:
+    place = max(0, len(text) - len(tag) + 1)
+    while (place := text.find(tag[:1], place)) >= 0:
+        size = len(text) - place
+        if tag[size - 1] == text[-1] and tag.startswith(text[place:]):
+            return size
+        place += 1
+    return 0
 
 
 def split_thought(answer: MarkedText, tags: tuple[str, str], *, in_thought: bool) -> tuple[str | None, str]:

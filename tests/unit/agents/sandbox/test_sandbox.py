@@ -52,6 +52,15 @@ def test_value_of_the_last_expression_is_printed_and_input_is_there(box: Box) ->
     assert (result.stdout, result.stderr, result.exit_code) == ("n is 5\n120\n", "", 0)
 
 
+def test_numpy_starts_no_thread_for_each_core(box: Box) -> None:
+    """On a machine of many cores its import failed: the threads exceeded the run's processes and address space."""
+    code = (
+        "import numpy, os\nones = numpy.ones((50, 50))\nfloat((ones @ ones).sum()), len(os.listdir('/proc/self/task'))"
+    )
+    result = box.run(code)
+    assert (result.stdout, result.stderr) == ("(125000.0, 1)\n", "")
+
+
 def test_error_shows_the_line_of_the_code_alone(box: Box) -> None:
     result = box.run("x = 0\n1 / x")
     assert result.exit_code == 1

@@ -11,7 +11,7 @@ from interlace.core.errors import ContextFullError
 from interlace.core.messages import Message
 from interlace.core.types import FinishReason
 from interlace.models.tiny import build_tokenizer
-from interlace.rollouts.base import Turn
+from interlace.rollouts.base import Context, Tools, Turn
 from interlace.run.serve import TokenizerCodec
 from tests.support.scripted_session import ScriptedSession
 from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
@@ -94,3 +94,34 @@ def test_a_context_without_room_has_the_code_that_clients_know() -> None:
         assert "maximum context length" in error["message"]
 
     served(Full([]), use)
+
+
+def test_a_count_of_tokens_reads_earlier_answers_as_the_model_wrote_them() -> None:
+    """An answer that ends before a stop text was counted in the form of its client, not of the next request."""
+    counted: list[list[object]] = []
+
+    class Counting(ScriptedSession):
+        async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
+            counted.append(list(context))
+            return 1
+
+    async def use(client: Client) -> None:
+        first = await client.post("/v1/messages", {**ASK, "max_tokens": 9, "stop_sequences": ["lo"]})
+        said = [*ASK["messages"], {"role": "assistant", "content": first["content"]}, ASK["messages"][0]]
+        await client.post("/v1/messages/count_tokens", {"messages": said})
+        await client.post("/v1/messages", {"messages": said, "max_tokens": 9})
+
+    session = Counting([HELLO, HELLO])
+    served(session, use)
+    assert counted[0] == session.asked[1][0] and counted[0][1] == HELLO
+
+
+def test_half_a_character_in_the_arguments_of_a_call_is_refused() -> None:
+    function = {"name": "add", "arguments": '{"a": "\\ud800"}'}
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+    async def use(client: Client) -> None:
+        found = await client.post("/v1/chat/completions", {**ASK, "messages": [*ASK["messages"], said]})
+        assert client.status == 400 and "messages[1] has a tool call" in found["error"]["message"]
+
+    served(ScriptedSession([HELLO]), use)

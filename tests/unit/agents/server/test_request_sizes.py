@@ -1,5 +1,6 @@
 """A request that is too large, or has too many mistakes, is refused at once and in a short message."""
 
+import random
 import time
 
 import pytest
@@ -18,6 +19,7 @@ from interlace.agents.server.requests import (
 )
 from interlace.core.messages import ToolSpec
 from interlace.core.types import JSON
+from interlace.rollouts.rendering.parsers.base import open_end
 
 CHAT: dict[str, JSON] = {"messages": [{"role": "user", "content": "hi"}]}
 MANY = 20_000
@@ -59,6 +61,7 @@ def test_a_request_of_many_mistakes_is_refused_at_the_first(
     [
         {"stop": [f"stop {place}" for place in range(2000)]},
         {"stop": "x" * 10_000},
+        {"stop": [f"{place}" + "x" * 8000 for place in range(20)]},
         {"stop_token_ids": [5] * 2000},
         {"model": "m" * 10_000},
         {"temperature": "t" * 100_000},
@@ -70,6 +73,19 @@ def test_a_large_value_is_refused_in_a_short_message(fields: dict[str, JSON]) ->
     with pytest.raises(ApiError) as found:
         Body({"prompt": "hi", **fields}).read(CompletionRequest)
     assert found.value.status == 400 and len(str(found.value)) < 3000
+
+
+def test_the_beginning_of_a_stop_text_at_the_end_of_a_stream_is_found_at_once() -> None:
+    """At each token, the end of the text was compared with each beginning of each stop text."""
+    for number in range(300):
+        rng = random.Random(number)
+        text, *tags = ("".join(rng.choices("ab", k=rng.randint(1, 9))) for _ in range(3))
+        sizes = [size for tag in tags for size in range(1, len(tag)) if text.endswith(tag[:size])]
+        assert open_end(text, tags) == max(sizes, default=0), (text, tags)
+    stops, start_s = [f"{place:04d}" + "x" * 60 for place in range(1000)], time.process_time()
+    for _ in range(300):
+        assert open_end("y" * 2000, stops) == 0
+    assert time.process_time() - start_s < 1.5
 
 
 def test_equal_names_among_many_tools_are_found_at_once() -> None:

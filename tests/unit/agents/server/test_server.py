@@ -14,7 +14,7 @@ from interlace.agents.server.conversation import Conversation
 from interlace.agents.server.requests import ChatRequest
 from interlace.core.messages import Message, ToolCall
 from interlace.core.types import FinishReason, SamplingParams
-from interlace.rollouts.base import Context, Session, Tools
+from interlace.rollouts.base import Session
 from tests.support.scripted_session import ScriptedSession
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -309,37 +309,6 @@ def test_clients_of_the_servers_own_key_have_a_session_each_and_wait_while_weigh
         assert client.status == 401
 
     served(ScriptedSession([]), use, visitors=guests, api_key="sk-mine")
-
-
-def test_a_count_of_tokens_reads_earlier_answers_as_the_model_wrote_them() -> None:
-    """An answer that ends before a stop text was counted in the form of its client, not of the next request."""
-    counted: list[list[object]] = []
-
-    class Counting(ScriptedSession):
-        async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
-            counted.append(list(context))
-            return 1
-
-    async def use(client: Client) -> None:
-        first = await client.post("/v1/messages", {**ASK, "max_tokens": 9, "stop_sequences": ["lo"]})
-        said = [*ASK["messages"], {"role": "assistant", "content": first["content"]}, ASK["messages"][0]]
-        await client.post("/v1/messages/count_tokens", {"messages": said})
-        await client.post("/v1/messages", {"messages": said, "max_tokens": 9})
-
-    session = Counting([HELLO, HELLO])
-    served(session, use)
-    assert counted[0] == session.asked[1][0] and counted[0][1] == HELLO
-
-
-def test_half_a_character_in_the_arguments_of_a_call_is_refused() -> None:
-    function = {"name": "add", "arguments": '{"a": "\\ud800"}'}
-    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
-
-    async def use(client: Client) -> None:
-        found = await client.post("/v1/chat/completions", {**ASK, "messages": [*ASK["messages"], said]})
-        assert client.status == 400 and "messages[1] has a tool call" in found["error"]["message"]
-
-    served(ScriptedSession([HELLO]), use)
 
 
 def test_health_needs_no_key_and_metrics_count() -> None:
