@@ -94,3 +94,15 @@ def test_a_context_without_room_has_the_code_that_clients_know() -> None:
         assert "maximum context length" in error["message"]
 
     served(Full([]), use)
+
+
+def test_an_answer_that_is_refused_withdraws_the_others() -> None:
+    """The client gets no answer, so none may be trained."""
+    session = ScriptedSession([HELLO])
+
+    async def use(client: Client) -> None:
+        error = (await client.post("/v1/chat/completions", {**ASK, "n": 2}))["error"]
+        assert "max_turns" in error["message"] and len(session.asked) == 2
+        assert not session.turns
+
+    served(session, use)
