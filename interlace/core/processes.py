@@ -30,7 +30,7 @@ def end_with_parent(number: int, has_ended: Callable[[], bool]) -> None:
 
 
 def end_with(parent: int, number: int = signal.SIGKILL) -> None:
-    """As end_with_parent(), for the parent with a process number. Not for the first process of a new namespace."""
+    """Calls end_with_parent() for the parent with a process number, which must be in the namespace of this process."""
     end_with_parent(number, lambda: os.getppid() != parent)
 
 

@@ -210,7 +210,8 @@ class _PolicySession(RunProcess):
         resumed = self._job.start.state
         hosted = await host(cluster, recipe, groups, stream, resumed=resumed)
         if resumed:
-            hosted.run.admission.restore(resumed.draw_groups(stream), resumed.places.read() if resumed.places else None)
+            places = resumed.places.read() if resumed.places else None
+            hosted.run.admission.resumed.add(resumed.draw_groups(stream), places)
         pool = hosted.run.rollout.pool
         hosted.run.redraws.notes.follow(self._progress.say)
         pool.membership.notes.follow(self._progress.say)

@@ -111,8 +111,10 @@ def _keep_generated(sample: Sample) -> Sample:
 class ResumedGroups:
     """The groups in flight of a checkpoint. They are admitted before new groups, under their numbers."""
 
-    def __init__(self, rows: GroupRows, samples_per_prompt: int) -> None:
-        self._rows, self._samples_per_prompt = rows, samples_per_prompt
+    def __init__(self, rows: GroupRows, steps: Steps, samples_per_prompt: int, *, keeps_places: bool) -> None:
+        """keeps_places: the groups take their places in steps again; else the first places that are left."""
+        self._rows, self._steps, self._samples_per_prompt = rows, steps, samples_per_prompt
+        self._keeps_places = keeps_places
         self._waiting: deque[GroupInFlight] = deque()
 
     def __len__(self) -> int:
@@ -123,14 +125,16 @@ class ResumedGroups:
         """Groups that are not admitted again yet."""
         return tuple(self._waiting)
 
-    def add(self, groups: Iterable[GroupInFlight]) -> None:
+    def add(self, groups: Iterable[GroupInFlight], places: Places | None) -> None:
         """Adds the groups of the checkpoint, in order of their numbers. Called before the first group is admitted."""
         self._waiting.extend(groups)
+        if places and self._keeps_places:
+            self._steps.restore(places)
 
-    def open_next(self, steps: Steps) -> list[Sample]:
+    def open_next(self) -> list[Sample]:
         """Admits the next group. Returns its samples."""
         group = self._waiting.popleft()
-        return self._rows.open(steps.readmit(group.gid).gid, self._make_launch(group))
+        return self._rows.open(self._steps.readmit(group.gid).gid, self._make_launch(group))
 
     def end(self, source: PromptSource | None = None) -> None:
         """Ends the groups that were not admitted again as `surplus`. source: takes back their prompts."""
@@ -177,7 +181,7 @@ class Admission:
         self._on_admit = on_admit
         self._source, self._samples_per_prompt, self._rounds = source, samples_per_prompt, rounds
         self.steps, self.rows = steps, GroupRows(channel)
-        self.resumed = ResumedGroups(self.rows, samples_per_prompt)
+        self.resumed = ResumedGroups(self.rows, steps, samples_per_prompt, keeps_places=rounds is None)
         """Groups in flight of the checkpoint that the run continues from."""
         self._round_step = 0
         self._pump_due = self._ended = self._paused = False
@@ -205,12 +209,6 @@ class Admission:
         waiting = self._rounds.waiting_prompts if self._rounds else []
         groups = [*live, *self.resumed.waiting]
         return InFlight(groups=groups, waiting=waiting, places=None if self._rounds else self.steps.list_places())
-
-    def restore(self, groups: Iterable[GroupInFlight], places: Places | None) -> None:
-        """Takes over the groups in flight of a checkpoint. Called before the first group is admitted."""
-        self.resumed.add(groups)
-        if places and not self._rounds:
-            self.steps.restore(places)
 
     def end(self) -> None:
         """Ends the run: live groups end as `surplus`, and no further group is admitted."""
@@ -291,7 +289,7 @@ class Admission:
         while not self.closed and most > 0:
             most -= 1
             if self.resumed:
-                wave += self.resumed.open_next(self.steps)
+                wave += self.resumed.open_next()
                 continue
             launch = Launch(prompt=next(self._source), num_samples=self._samples_per_prompt)
             wave += self.rows.open(self.steps.admit().gid, launch)

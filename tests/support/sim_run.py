@@ -227,7 +227,7 @@ async def _run(
     prompts = start.prompts.copy() if start else CountedPrompts(work.num_prompts)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, work.episode)
     if start:
-        run.admission.restore(start.groups, start.places)
+        run.admission.resumed.add(start.groups, start.places)
 
     async def main() -> None:
         await run.start(_Observer(run, record, stop_after, between))

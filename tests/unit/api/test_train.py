@@ -8,6 +8,7 @@ import pytest
 
 import interlace
 from interlace.core.errors import UserError
+from interlace.observe.run_folder import RunFolder
 
 
 def test_a_schedule_is_planned_while_the_event_loop_of_a_notebook_runs(
@@ -43,10 +44,9 @@ def test_overrides_and_folders_of_another_type_are_refused(arguments: dict[str, 
         interlace.train("quickstart", **arguments)
 
 
-def test_a_reward_of_another_type_is_found_before_an_earlier_run_is_replaced(tmp_path: Path) -> None:
+def test_a_reward_of_another_type_leaves_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
     """The files of the earlier run were deleted, and the reward function was called afterwards."""
-    earlier = tmp_path / "mine"
-    earlier.mkdir()
+    earlier = RunFolder.create(tmp_path, "mine").path
     (earlier / "config.yaml").write_text("steps: 3\n")
     (earlier / "metrics.jsonl").write_text('{"step": 1}\n')
     rows = [{"prompt": f"{number}+1=", "answer": f"{number + 1}"} for number in range(4)]

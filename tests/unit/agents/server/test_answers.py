@@ -125,3 +125,15 @@ def test_half_a_character_in_the_arguments_of_a_call_is_refused() -> None:
         assert client.status == 400 and "messages[1] has a tool call" in found["error"]["message"]
 
     served(ScriptedSession([HELLO]), use)
+
+
+def test_an_answer_that_is_refused_withdraws_the_others() -> None:
+    """The client gets no answer, so none may be trained."""
+    session = ScriptedSession([HELLO])
+
+    async def use(client: Client) -> None:
+        error = (await client.post("/v1/chat/completions", {**ASK, "n": 2}))["error"]
+        assert "max_turns" in error["message"] and len(session.asked) == 2
+        assert not session.turns
+
+    served(session, use)

@@ -173,18 +173,6 @@ def test_several_answers_are_several_turns() -> None:
     served(session, use)
 
 
-def test_an_answer_that_is_refused_withdraws_the_others() -> None:
-    """The client gets no answer, so none may be trained."""
-    session = ScriptedSession([HELLO])
-
-    async def use(client: Client) -> None:
-        error = (await client.post("/v1/chat/completions", {**ASK, "n": 2}))["error"]
-        assert "max_turns" in error["message"] and len(session.asked) == 2
-        assert not session.turns
-
-    served(session, use)
-
-
 def test_a_client_that_hangs_up_withdraws_its_request() -> None:
     session = ScriptedSession([HELLO], go=asyncio.Event())
 
