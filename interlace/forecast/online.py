@@ -254,7 +254,7 @@ class OnlinePlanner:
         is_known = self._schedule == self._tabulated or (self._table and self._schedule in self._table.rows)
         if self._making or is_known:
             return
-        request = self._limit_request(self._fixed_search_s or limit_search(self._rule.left_s(steps_left)))
+        request = _with_limit(self._request, self._fixed_search_s or limit_search(self._rule.left_s(steps_left)))
         if self._schedule not in self._table_s:
             self._table_s[self._schedule] = FIRST_SAMPLE_S * count_samples(request, self._schedule)
         if self._is_worth(self._table_s[self._schedule], steps_left):
@@ -315,12 +315,7 @@ class OnlinePlanner:
         """Returns the request with the response lengths of recent steps. search_s: seconds of the search."""
         lengths = self._observed.list_lengths()
         self._request = _with_profile(self._request, with_lengths(self._request.simulation.profile, lengths))
-        return self._limit_request(search_s)
-
-    def _limit_request(self, search_s: float) -> PlanRequest:
-        """Returns the request with a limit of a search or a table, in seconds."""
-        settings = self._request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
-        return replace(self._request, settings=settings)
+        return _with_limit(self._request, search_s)
 
     def _refit_costs(self, progress: ProgressView) -> None:
         """Scales the profile's times of rewards and tools if they have changed; a new table then replaces the old one,
@@ -340,6 +335,12 @@ def limit_search(left_s: float) -> float:
 
 def _with_profile(request: PlanRequest, profile: Profile) -> PlanRequest:
     return replace(request, simulation=replace(request.simulation, profile=profile))
+
+
+def _with_limit(request: PlanRequest, search_s: float) -> PlanRequest:
+    """Returns a request with another limit of a search or a table, in seconds."""
+    settings = request.settings.model_copy(update={"search_s": search_s, "search_processes": 1})
+    return replace(request, settings=settings)
 
 
 def _begin_process() -> None:
