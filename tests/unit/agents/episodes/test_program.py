@@ -70,9 +70,8 @@ def answers_well(row: Mapping[str, JSON], base_url: str, api_key: str) -> float:
     return float(found["choices"][0]["message"]["content"] == "hello")
 
 
-async def rewards_by_the_route(row: Mapping[str, JSON], base_url: str, api_key: str) -> Outcome:
+async def rewards_by_the_route(row: Mapping[str, JSON], base_url: str, api_key: str) -> None:
     await asyncio.to_thread(call, base_url, api_key, "/session/reward", {"reward": 0.5})
-    return Outcome(reward=0.25, finish_reason=FinishReason.LENGTH)
 
 
 def rewards_by_the_route_and_returns_an_outcome(row: Mapping[str, JSON], base_url: str, api_key: str) -> Outcome:
@@ -95,8 +94,7 @@ def test_a_functions_number_is_its_reward_and_the_reward_route_counts_before_it(
     session = ScriptedSession([HELLO])
     assert outcome(session, function=f"{__name__}:answers_well").reward == 1.0
     assert session.asked[0][0] == [Message(role="user", content="1+1")]
-    found = outcome(ScriptedSession([]), function=f"{__name__}:rewards_by_the_route")
-    assert (found.reward, found.finish_reason) == (0.5, FinishReason.LENGTH), "the rest of the outcome stays"
+    assert outcome(ScriptedSession([]), function=f"{__name__}:rewards_by_the_route").reward == 0.5
     with pytest.raises(TypeError, match="returned a list"):
         outcome(ScriptedSession([]), function=f"{__name__}:returns_a_list")
 
