@@ -40,8 +40,10 @@ class DecisionsInPlace:
         """rule, observed: of the run."""
         self._rule, self._observed = rule, observed
         self._search: LiveSearch | None = None
-        self._has_other_costs, self._is_first = False, True
-        """Whether the costs or the devices have changed since the last search, and whether there was none."""
+        self._has_other_costs = False
+        """True if the costs or the devices have changed since the last search."""
+        self._is_first = True
+        """True if no search was due yet."""
         self._effort = 0
         """Effort of all searches."""
         self._before: tuple[Schedule, float] | None = None
