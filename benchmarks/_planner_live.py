@@ -76,8 +76,9 @@ class Watcher:
             self.changes.append((result.step, schedule))
 
 
-def asked(simulation: Simulation) -> PlanRequest:
-    """Returns the workload."""
+def asked() -> PlanRequest:
+    """Returns the workload, with the lengths of the profile."""
+    simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=256)
     sizes = ["prompts_per_step=128", "samples_per_prompt=8", "sampling.max_new_tokens=16384", "steps=2000"]
     settings = PlanSettings(max_staleness=MAX_STALENESS, search_s=10)
     return PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=settings)
@@ -85,8 +86,8 @@ def asked(simulation: Simulation) -> PlanRequest:
 
 def run(schedule: Schedule, *, is_planned: bool = False) -> Watcher:
     """Runs all phases from one schedule on. is_planned: lets the online planner change it."""
-    simulation = Drifting(profile=load_profile("qwen2.5-7b-h800"), num_devices=256)
-    request, planner = asked(simulation), None
+    request, planner = asked(), None
+    simulation = Drifting(profile=request.simulation.profile, num_devices=256)
     if is_planned:  # The run is too short for a long search, so that all changes are made in place.
         planner = OnlinePlanner(request, schedule, PREDICTED_S, accept_all, search_s=math.inf)
     watcher = Watcher(simulation=simulation, planner=planner)

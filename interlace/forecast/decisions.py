@@ -26,8 +26,9 @@ device DEVICE_STEP in each step, because a simulated engine takes as long for fe
 DEVICE_STEP = 10
 LIVE_STEPS = (6, 4, 2)
 """Counted steps of a simulation: the largest number that a decision allows."""
-ERRORS = 2.0
-"""Standard errors of a predicted gain that the gain must exceed."""
+ERRORS = 1.0
+"""Standard errors that a gain must exceed. They count the steps as independent, which overstates them for asynchronous
+schedules: a long step follows a short one."""
 START_STEPS = 10
 """Counted steps of each simulation for the choice between tied plans."""
 START_GROWTH = 2.0

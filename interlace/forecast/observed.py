@@ -41,6 +41,10 @@ class ObservedWorkload:
         """Returns the tokens of the responses of the last steps."""
         return [length for step in list(self._lengths)[-num_steps:] for length in step]
 
+    def find_token_s(self, step_s: float) -> float:
+        """Returns the seconds of a step for each token of a mean response."""
+        return step_s / max(1.0, self._mean_length)
+
     @property
     def has_other_lengths(self) -> bool:
         """True if responses have other lengths than at the last search, or no search counts."""

@@ -9,7 +9,8 @@ from typing import Protocol, TypeVar
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics
 from interlace.flows.steps import StepResult
-from interlace.forecast.decisions import DECISION_EFFORT, DECISION_S, LiveDecision, LiveSearch
+from interlace.forecast.decisions import LiveDecision
+from interlace.forecast.in_place import DecisionsInPlace, Situation
 from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
@@ -36,8 +37,6 @@ plan."""
 REST_PER_SEARCH = 10.0
 """Minimum seconds of the remaining steps for each second of a search. It competes with the run for the processors, so a
 gain of a tenth must pay for it."""
-REST_PER_DECISION = 20.0
-"""Minimum seconds of the remaining steps for each second of all decisions in place, during which the run waits."""
 
 
 class Pending(Protocol[T_co]):
@@ -103,16 +102,9 @@ class OnlinePlanner:
         self._may_become: Callable[[Schedule], bool] = lambda _: False
         self._running: Schedule | None = None
         """The schedule of a run that continues without some devices, which it still counts. None with all devices."""
-        self._live: LiveSearch | None = None
-        """Search among the schedules that need no restart, after drift."""
-        self._has_other_costs = False
-        """True if the costs or the devices have changed since the last such search."""
-        self._decided_effort = 0
-        """Effort of all such searches."""
+        self._in_place = DecisionsInPlace(self._rule, self._observed)
         self._leaving_s: float | None = None
         """Time of the decision for a restart, until the next process has started."""
-        self.decision_s = 0.0
-        """Seconds of the last decision in place."""
 
     def started(self, seconds: float, may_become: Callable[[Schedule], bool] = lambda _: False) -> None:
         """Records the seconds that the run took to start, from a checkpoint or afresh: the cost of a change. After a
@@ -141,7 +133,7 @@ class OnlinePlanner:
                 self._decide_now(steps_left, progress)
             if self._next is None:
                 self._at_publication(steps_left, progress)
-        return {"plan/predicted_s": predicted_s, "plan/error": error, "plan/decision_s": self.decision_s}
+        return {"plan/predicted_s": predicted_s, "plan/error": error, "plan/decision_s": self._in_place.decision_s}
 
     @property
     def change(self) -> Schedule | None:
@@ -156,16 +148,15 @@ class OnlinePlanner:
         self._earlier.keep(self._schedule, self._request.simulation.devices)
         changed = self._count_all_devices(found.schedule)
         self._running = changed if self._running else None
-        self._schedule = found.schedule
+        before, self._schedule = self._schedule, found.schedule
         if self._search:  # its plans are compared with the previous schedule
             self._drop_search()
             self._was_dropped = True
         if isinstance(found, LiveDecision):
-            step_s = self._rule.step_s * found.step_s / found.current_s  # few samples make simulated steps too short
-            if self._live:
-                self._live.follow(found.schedule)
+            step_s = self._in_place.follow(before, found)
         else:
-            step_s, self._live = found.score.step_s, None
+            step_s = found.score.step_s
+            self._in_place.drop_search(is_due=False)
         self._rule.changed(step_s, period=period_steps(found.schedule))
         self._observed.rewards.restart()  # a call has the samples of a granule, which depends on the schedule
         return changed
@@ -203,8 +194,8 @@ class OnlinePlanner:
         simulation = replace(self._request.simulation, num_devices=num_devices)
         self._request, self._schedule = replace(self._request, simulation=simulation), schedule
         self._drop_search()
-        self._next = self._live = None
-        self._has_other_costs = True
+        self._next = None
+        self._in_place.drop_search(is_due=True)
         if isinstance(self._accepts, AcceptsHere):
             self._accepts = self._accepts.on(simulation.devices)
         self._rule.expire()
@@ -246,54 +237,24 @@ class OnlinePlanner:
         return self._may_become(self._count_all_devices(schedule))
 
     def _decide_now(self, steps_left: int, progress: ProgressView) -> None:
-        """Decides between the schedules that need no restart. A search begins after drift, and decides from the next
-        publication on, until it is done.
-        """
-        if self._live is None:
-            if self._has_other_costs or self._rule.has_drifted:
-                self._begin_live(steps_left)
-            return
-        began_s, effort = time.perf_counter(), self._live.effort_left
-        decision = self._live.decide()
-        self.decision_s = time.perf_counter() - began_s
-        self._decided_effort += effort - self._live.effort_left
-        if self._live.is_done:
-            self._live = None
-        if decision and decision.pays(self._rule.noise):
-            self._next = decision
-            progress.say(
-                f"changing the schedule in place: {decision.current_s / decision.step_s:.2f} times as fast predicted "
-                f"with {list_changes(decision.schedule)}"
-            )
-
-    def _begin_live(self, steps_left: int) -> None:
-        """Begins a search among the schedules that need no restart, if the remaining steps take long enough."""
-        self._has_other_costs = False
-        self._rule.decided()
-        decisions = self._rule.left_s(steps_left) / REST_PER_DECISION / DECISION_S
-        effort = int(DECISION_EFFORT * decisions) - self._decided_effort
-        if effort < DECISION_EFFORT or not self._changes_in_place(self._schedule):
-            return
-        simulation = self._request.simulation
-        earlier = (each.on(simulation.num_devices, simulation.pools) for each in reversed(self._earlier.candidates))
-        self._live = LiveSearch(
-            _with_profile(self._request, with_lengths(simulation.profile, self._observed.list_lengths())),
-            self._schedule,
-            [each for each in earlier if each and self._changes_in_place(each)],
-            is_allowed=lambda each: self._changes_in_place(each) and not self._accepts(each),
-            effort=effort,
+        """Decides between the schedules that need no restart."""
+        now = Situation(
+            request=self._request,
+            schedule=self._schedule,
+            steps_left=steps_left,
+            earlier=self._earlier.candidates,
+            accepts=self._accepts,
+            changes_in_place=self._changes_in_place,
         )
-
-    def _is_worth(self, seconds: float, steps_left: int) -> bool:
-        """Returns whether the remaining steps take long enough for a search of this duration to pay."""
-        return steps_left > 1 and self._rule.left_s(steps_left) > REST_PER_SEARCH * seconds
+        self._next = self._in_place.decide(now, progress)
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
             is_old = self._rule.is_old and self._observed.has_other_lengths
             is_due = self._was_dropped or self._rule.is_due or is_old
             search_s = self._fixed_search_s or limit_search(self._rule.left_s(steps_left))
-            if is_due and self._is_worth(search_s, steps_left):
+            is_worth = steps_left > 1 and self._rule.left_s(steps_left) > REST_PER_SEARCH * search_s
+            if is_due and is_worth:
                 request = self._refit_lengths(search_s)
                 self._observed.note_search()
                 self._was_dropped = False
@@ -351,7 +312,7 @@ class OnlinePlanner:
             progress.say(f"{name} take {ratio:.2f} times as long as the profile was fitted to")
             self._request = _with_profile(self._request, profile)
             self._drop_search()
-            self._live, self._has_other_costs = None, True
+            self._in_place.drop_search(is_due=True)
 
 
 def limit_search(left_s: float) -> float:

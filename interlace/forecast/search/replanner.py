@@ -64,6 +64,11 @@ class Replanner:
         return fmean(self._ratios) if self._ratios else 1.0
 
     @property
+    def num_steps(self) -> int:
+        """Number of steps since the last plan or change."""
+        return self._since
+
+    @property
     def _residual(self) -> float:
         """Median of the means of recent periods, which a single slow step does not change if a period is a step."""
         steps, period = list(self._ratios), self._period

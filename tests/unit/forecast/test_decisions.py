@@ -99,7 +99,7 @@ def test_earlier_schedules_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_gain_within_the_error_of_few_steps_does_not_pay() -> None:
     """Six simulated steps of long-tailed answers differ by a third."""
-    for error, pays in ((0.0, True), (0.1, True), (0.4, False)):
+    for error, pays in ((0.0, True), (0.6, True), (0.8, False)):
         assert LiveDecision(schedule=Schedule(), step_s=0.5, current_s=1.0, error=error).pays(0.0) is pays
 
 

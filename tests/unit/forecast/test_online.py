@@ -17,7 +17,7 @@ from interlace.forecast.observed import with_lengths, with_tools
 from interlace.forecast.online import LONGEST_SEARCH_S, LOWEST, SEARCH_S, OnlinePlanner, limit_search
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.forecast.recipe_check import AcceptsHere
-from interlace.forecast.search.candidates import Candidate
+from interlace.forecast.search.candidates import Candidate, warm_up_steps
 from interlace.forecast.search.plans import Planned, SearchResult, accept_all
 from interlace.forecast.search.replanner import AT_MOST, RECENT
 from interlace.forecast.simulate import Simulation, simulate
@@ -199,7 +199,7 @@ def test_a_run_too_short_for_a_search_changes_in_place_after_drift() -> None:
     process = planner._pool = Process()
     planner.started(1e9, lambda wanted: wanted.placement == behind.placement)
     seconds = [0.2 * each for each in DRIFT]
-    assert take_steps(planner, seconds[:RECENT]) is None and planner._live is None, "nothing has drifted"
+    assert take_steps(planner, seconds[:RECENT]) is None and planner._in_place._search is None, "nothing has drifted"
     changed = take_steps(planner, seconds)
     assert changed is not None and changed.depth > 0 and process.num_asked == 0
     assert changed == planner.schedule and planner._earlier.candidates[-1].rest.depth == 0
@@ -211,8 +211,20 @@ def test_decisions_in_place_take_a_twentieth_of_the_remaining_time() -> None:
     for scale, num_decisions in ((0.01, 0), (0.1, 1)):
         planner, _ = planner_with()
         take_steps(planner, [scale * each for each in DRIFT])
-        assert planner._decided_effort <= num_decisions * 2 * DECISION_EFFORT
-        assert (planner._decided_effort > 0) == bool(num_decisions)
+        assert planner._in_place._effort <= num_decisions * 2 * DECISION_EFFORT
+        assert (planner._in_place._effort > 0) == bool(num_decisions)
+
+
+@pytest.mark.parametrize(("token_s", "is_back"), [(1e-6, True), (1e6, False)])
+def test_a_change_in_place_after_which_steps_are_slower_is_undone(token_s: float, is_back: bool) -> None:
+    """Few samples make steps of synchronous schedules too short, so that a prediction may be wrong."""
+    planner, _ = planner_with()
+    before = load_schedule("areal").model_copy(update={"pipeline_depth": 1.0})
+    planner._in_place._before = (before, token_s)
+    num_steps = warm_up_steps(planner.schedule) + RECENT
+    assert take_steps(planner, [0.01] * (num_steps - 1)) is None
+    assert take_steps(planner, [0.01]) == (before if is_back else None)
+    assert take_steps(planner, [0.01] * 30) is None, "it is compared once"
 
 
 def test_a_search_that_a_change_in_place_ended_begins_again() -> None:
@@ -234,7 +246,7 @@ def test_a_run_without_some_devices_changes_in_place_on_all_that_it_counts() -> 
     planner.started(1.0, lambda wanted: wanted.placement == running.placement)
     planner.follow_devices([0, 2, 3], running)
     take_steps(planner, [100.0])
-    assert planner._live is not None, "a loss of devices is drift"
+    assert planner._in_place._search is not None, "a loss of devices is drift"
     found = planner.schedule.model_copy(update={"pipeline_depth": 1.0})
     planner._next = LiveDecision(schedule=found, step_s=0.5, current_s=1.0)
     assert planner.take_change() == running.model_copy(update={"pipeline_depth": 1.0})
@@ -255,10 +267,10 @@ def test_slower_rewards_and_tools_scale_the_profile_and_begin_decisions() -> Non
         ended = [replace(each, sample=replace(each.sample, counts=counts)) for each in first.ended]
         metrics = {**first.metrics, "timing_s/step": 100.0, "perf/reward_call_s": 5 * slow}
         planner.on_step(replace(first, step=step, version=step, metrics=metrics, ended=ended), QuietProgress())
-        begun.add(planner._live)
+        begun.add(planner._in_place._search)
     profile = planner._request.simulation.profile
     assert profile.reward.median_s == pytest.approx(4 * before.reward.median_s)
-    assert len(begun) == 2, "one search, after the change"
+    assert len(begun - {None}) == 2, "at the start, and after the change"
     assert with_tools(profile, 4.0) is profile  # its episodes have no turns
 
 
