@@ -36,13 +36,16 @@ class Server:
 
     def stop(self) -> None:
         """Ends the server and returns when it has ended. Raises the error that has ended it before."""
+        self._end()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _end(self) -> None:
         if self._loop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # its loop has closed
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def _serve_model(self, source: Recipe | Path, options: ServeOptions) -> None:
         try:
@@ -63,9 +66,10 @@ class Server:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # the error of the block is shown
-            self._failure = None
-        self.stop()
+        if kind is None:
+            self.stop()
+        else:  # the error of the block is shown
+            self._end()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} at {self.url}"

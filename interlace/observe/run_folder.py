@@ -148,15 +148,23 @@ class RunFolder:
         except OSError as error:
             raise self._explain_not_replaced(error) from error
 
+    @property
+    def failed(self) -> Path:
+        """The files of the last run that was to replace this one and ended before its first step, such as logs."""
+        return self.path.with_name(f".failed-{self.name}")
+
     def delete_replaced(self) -> None:
-        """Deletes the run that this one replaces, after a step of this one."""
-        if self.replaced.exists():
-            shutil.rmtree(self.replaced)
+        """Deletes the run that this one replaces, after a step of this one. Raises OSError."""
+        for folder in (self.failed, self.replaced):
+            if folder.exists():
+                shutil.rmtree(folder)
 
     def end_replacement(self) -> None:
-        """Takes the replaced run back if this one has ended before its first step."""
+        """Takes the replaced run back if this one has ended before its first step. Its files move to `failed`."""
         if self.replaced.exists() and not self.has_trained:
-            shutil.rmtree(self.path, ignore_errors=True)
+            if self.path.exists():
+                shutil.rmtree(self.failed, ignore_errors=True)
+                self.path.rename(self.failed)
             self.replaced.rename(self.path)
 
     def write_config(self, config: Config) -> None:

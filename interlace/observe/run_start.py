@@ -34,9 +34,11 @@ def explain_end(folder: "RunFolder", how_to_continue: Callable[["RunFolder"], st
     a second Ctrl-C. Removes the folder of a new run that a UserError ends before anything was trained.
     """
 
+    earlier = f"The earlier run {folder.name!r} stays as it was."
+
     def advise() -> str:
         is_returned = not resume and folder.replaced.exists() and not folder.has_trained
-        return f"The earlier run {folder.name!r} stays as it was." if is_returned else how_to_continue(folder)
+        return f"{earlier} The files of this one are in {folder.failed}." if is_returned else how_to_continue(folder)
 
     try:
         yield
@@ -48,7 +50,7 @@ def explain_end(folder: "RunFolder", how_to_continue: Callable[["RunFolder"], st
             raise DiskFullError(f"{full} {advise()}") from error
         if isinstance(error, UserError) and not resume and not folder.has_trained:
             if folder.replaced.exists():
-                error.add_note(advise())
+                error.add_note(earlier)
             shutil.rmtree(folder.path)  # only the workers could detect this mistake
         elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
             # Settings that a resumed run refuses would be refused again, so the same call is not suggested.

@@ -90,7 +90,11 @@ class TurnRecord:
         self._largest = max(self._turns, default=-1)
 
     def withdraw(self, number: int) -> None:
-        """Removes a turn that is withdrawn, with its reward and the calls of its answer, if it has them."""
+        """Removes a turn that is withdrawn, with its reward and the calls of its answer, if it has them. UserError if
+        there is no such turn.
+        """
+        if number not in self._turns:
+            raise UserError(f"turn {number} is withdrawn, and the episode has no such turn: withdraw a turn once.")
         self.free(number)
         self.rewards.pop(number, None)
         self._pending = [each for each in self._pending if each.turn != number]

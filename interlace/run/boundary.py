@@ -168,9 +168,10 @@ class Boundary(ABC):
         self._step_s.append(measured["timing_s/step"])
         metrics["perf/time_left_s"] = estimate_time_left(self._step_s, self._recipe.steps - step)
         self._logger.log(step, metrics)
-        self._folder.delete_replaced()
         self._boundary, self._num_updates = boundary, num_updates  # a loss before would save a step without metrics
         self._show_step(step, metrics)
+        if len(self._step_s) == 1:
+            await self._saver.delete_replaced()
         self._quiet.heard(f"step {step + 1}")
         if is_best:
             self._best.mark(step)

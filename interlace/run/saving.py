@@ -182,6 +182,17 @@ class Saver:
             async with asyncio.timeout(SAVE_WITHIN_S):
                 await self.save(state)
 
+    async def delete_replaced(self) -> None:
+        """Deletes the run that this one replaces, if there is one. A failure is reported, and the run continues."""
+        folder = self._folder
+        if not folder.replaced.exists():
+            return
+        try:
+            deleted = asyncio.to_thread(folder.delete_replaced)  # Large folders take long.
+            await record_work(self._cluster, "replaced run", "deletion", deleted)
+        except OSError as error:
+            self._cluster.notes.add(f"the replaced run is not deleted: {error}. Delete {folder.replaced} yourself.")
+
     async def _write_checkpoint(self, state: RunState, to: Checkpoints, done: "asyncio.Future[None]") -> None:
         loop = asyncio.get_running_loop()
 

@@ -98,6 +98,8 @@ def vector_gradients(model: PreTrainedModel, first: int = 0) -> dict[str, Tensor
 
     whole = {name: each for name, each in model.named_parameters() if not isinstance(each, DTensor)}
     vectors = {name: each for name, each in whole.items() if each.ndim < 2 and each.requires_grad}
+    if not vectors:  # such as OLMo's, whose norms have no weights
+        return {}
     rows = _probe_ids(model, PROBE_SIZES).split(list(PROBE_SIZES))
     logits = torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
     places, columns = (torch.arange(size, device=logits.device) for size in logits.shape)

@@ -203,10 +203,15 @@ class Renderer:
         for part, without in parts.items():
             if without is None or part in self._written_parts:
                 continue
-            if self.answer(messages, without, tools) == drawn:
+            try:
+                rest = self.answer(messages, without, tools)
+            except UserError:  # Nemotron 3 begins each answer with a thought, and refuses one without.
+                rest = []
+            if rest == drawn:
                 raise UserError(
                     f"the tokenizer's chat template leaves out the {part} of an answer, so that the model would not "
-                    f"learn them. Write the {part} into the text of the answer, or take a model whose template has them"
+                    f"learn them. Write the {part} into the text of the answer, or take a model whose template has "
+                    "them."
                 )
             self._written_parts |= {part}
 

@@ -44,10 +44,14 @@ def take_checked_rows(recipe: Recipe) -> Mapping[str, Sample]:
 def encode_row(encoder: RowEncoder, prompt: Prompt, checked: Mapping[str, Sample]) -> Sample:
     """Returns the sample of a row; the one of `checked` unless the row has changed since."""
     known = checked.get(prompt.uid)
-    if known is None or (known.prompt.answer, known.prompt.metadata) != (prompt.answer, prompt.metadata):
+    if known is None or _list_content(known.prompt) != _list_content(prompt):
         return encoder.encode(prompt)
     # The prompts of the check are freed. Prompts of a reward model have other tokens.
     return replace(known, prompt=replace(prompt, token_ids=known.prompt.token_ids))
+
+
+def _list_content(prompt: Prompt) -> tuple[object, ...]:
+    return prompt.text, prompt.messages, prompt.tools, prompt.answer, prompt.metadata
 
 
 def encode_rows(

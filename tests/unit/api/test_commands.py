@@ -146,6 +146,22 @@ def test_a_server_that_fails_after_its_start_raises_the_error_when_it_is_stopped
     server.stop()
 
 
+def test_an_error_of_the_block_is_shown_if_the_server_fails_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve_until_stopped(
+        _recipe: object, _options: object, *, on_ready: Callable[[object], None], stop: asyncio.Event
+    ) -> None:
+        async def run() -> None:
+            on_ready(SimpleNamespace(url="http://127.0.0.1:1", api_key="a", admin_key="b"))
+            await stop.wait()
+            raise InterlaceError("the engine is lost")
+
+        asyncio.run(run())
+
+    monkeypatch.setattr(background, "serve_model", serve_until_stopped)
+    with pytest.raises(ValueError, match="mine"), interlace.serve("tiny:micro"):
+        raise ValueError("mine")
+
+
 def test_a_profile_is_of_a_run_s_records(tmp_path: Path) -> None:
     changes = ["warmup=null", "cluster.devices=cpu:2", f"model.cache_dir={tmp_path / 'cache'}"]
     table = interlace.compare(

@@ -148,8 +148,10 @@ def test_a_run_is_replaced_only_after_a_step_of_the_new_one(tmp_path: Path) -> N
                 new.metrics.write_text("{}\n", encoding="utf-8")
                 new.delete_replaced()
 
-    replace(has_trained=False)
-    assert earlier.config.read_text() == "steps: 1\n" and earlier.has_trained and is_held(earlier) is None
+    for _ in range(2):
+        replace(has_trained=False)
+        assert earlier.config.read_text() == "steps: 1\n" and earlier.has_trained and is_held(earlier) is None
+        assert (earlier.failed / "config.yaml").read_text() == "steps: 2\n", "its logs, which its error names, are gone"
     replace(has_trained=True)
     assert earlier.config.read_text() == "steps: 2\n"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -56,9 +56,16 @@ async def _same_number(prompt: Prompt, session: Session) -> None:
         await session.generate(prompt.token_ids.tolist(), number=3)
 
 
+async def _withdraws_twice(prompt: Prompt, session: Session) -> None:
+    turn = await session.generate(prompt.token_ids.tolist())
+    for _ in range(2):
+        session.withdraw(turn)
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
+        (_withdraws_twice, "UserError: turn 0 is withdrawn, and the episode has no such turn"),
         (_no_turn, "ValueError: the episode ended without a turn"),
         (_text, "TypeError: the episode returned a str"),
         (_not_finite, "ValueError: the episode's reward is nan"),

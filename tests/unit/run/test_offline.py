@@ -64,7 +64,7 @@ def test_a_run_takes_the_rows_that_its_check_has_encoded(monkeypatch: pytest.Mon
     recipe = load_recipe("sft", [f"task={path}"])
     check_recipe(recipe)
     prompts = recipe_prompts(recipe).train
-    edited = [replace(prompts[0], metadata={"completion": "edited"}), *prompts[1:]]
+    edited = [replace(prompts[0], metadata={"completion": "edited"}), replace(prompts[1], text="2"), *prompts[2:]]
     anew = create_encoder(recipe)
     encoded: list[str] = []
     encode: Callable[[RowEncoder, Prompt], Sample] = RowEncoder.encode
@@ -79,7 +79,7 @@ def test_a_run_takes_the_rows_that_its_check_has_encoded(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(RowEncoder, "encode", note_and_encode)
     samples = asyncio.run(encode_for_the_run())
-    assert encoded == [edited[0].uid]
+    assert encoded == [edited[0].uid, edited[1].uid]
     expected = [encode(anew, prompt).token_ids.tolist() for prompt in edited]
     assert [sample.token_ids.tolist() for sample in samples] == expected
     assert all(sample.prompt.metadata is prompt.metadata for sample, prompt in zip(samples, edited, strict=True))

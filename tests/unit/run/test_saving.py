@@ -1,6 +1,7 @@
 """A checkpoint is written during the run, one at a time, and is valid once it is complete."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -82,6 +83,27 @@ def run(
 
 def value(checkpoints: Checkpoints, step: int) -> int:
     return int((checkpoints.latest().parent / f"step_{step}" / "value").read_text())  # type: ignore[union-attr]
+
+
+def test_a_replaced_run_that_cannot_be_deleted_does_not_end_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    async def body(cluster: Cluster, group: Any, saver: Saver, disk: threading.Event) -> None:
+        replaced = RunFolder.named(tmp_path, "run").replaced
+        replaced.mkdir()
+        notes: list[str] = []
+        cluster.notes.follow(notes.append)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", refuse)
+            await saver.delete_replaced()
+        assert len(notes) == 1 and f"Delete {replaced} yourself" in notes[0]
+        await saver.delete_replaced()
+        assert not replaced.exists()
+
+    run(tmp_path, body)
 
 
 def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ PACKED: Mapping[str, Mapping[str, object]] = {
     "gpt_neox": {},
     "phi": GROUPED | {"qk_layernorm": True},
     "apertus": GROUPED,
+    "olmo": GROUPED,
 }
 """Architectures whose attention goes through transformers' interface, with what makes them special."""
 PADDED: Mapping[str, Mapping[str, object]] = {

@@ -40,3 +40,9 @@ def test_an_example_whose_thoughts_or_calls_the_template_leaves_out_is_refused(
         ):
             with pytest.raises(UserError, match=f"example for x: .* leaves out the {part} of an answer"):
                 ExampleWriter(refuses, lambda _: ()).write(prompt, [answer])
+
+
+def test_thoughts_are_written_by_a_template_that_refuses_an_answer_without_them() -> None:
+    renderer = create_renderer(tokenizer_of("nemotron_3_nano"), RendererConfig())
+    said, answer = [Message(role="user", content="x")], Message(role="assistant", content="y", reasoning="hm")
+    renderer.check_written(said, answer, (), renderer.answer(said, answer))
