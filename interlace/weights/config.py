@@ -20,7 +20,7 @@ class WeightsConfig(Config):
     cluster. Other values: the name of a module in weights/transports, or your class as package.module:Name."""
     codec: str = "raw"
     """raw: the served bits. cast: half the bytes, rounded to bfloat16. int8: a quarter of the bytes, rounded by rows.
-    Both leave out tensors that transformers keeps in float32, such as the bias of a router. delta: positions and new
+    Neither rounds tensors that transformers keeps in float32, such as the bias of a router. delta: positions and new
     values of the changes since the previous version, without loss. Other values: your class as package.module:Name."""
     adapter: Literal["merged", "alone"] = "merged"
     """Content of a version if an adapter is trained (actor.lora). merged: all weights, with the adapter merged.
