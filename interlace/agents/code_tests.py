@@ -32,7 +32,7 @@ TESTS = "tests"
 """Column of a row's tests."""
 TIMEOUT_S = 5.0
 """Time limit of one run of a program: for a test with standard input, or for all calls together."""
-_FENCED = re.compile(r"```[^`\n]+```|```([^\s`]*)[^`\n]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```[^`\n]++```|```([^\s`]*+)[^`\n]*+\n(.*?)```", re.DOTALL)
 """Code within a line, or a block with its language and its text."""
 _PYTHON = ("python", "python3", "py", "py3")
 """Languages of the blocks that are programs. Blocks without a language are programs if there is none of these."""

@@ -95,7 +95,7 @@ class Retries:
             asked = self._asked[key] = begin()
             self._forget_old()
         elif asked.digest != digest:
-            what = f"Idempotency-Key {key!r} was given with another body, X-Turn or route before."
+            what = f"Idempotency-Key {key!r} was given with another body, X-Turn, X-Session-ID or route before."
             raise ApiError(400, what, code="idempotency_key")
         else:
             self.num_retries += 1

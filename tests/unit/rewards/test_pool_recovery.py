@@ -103,14 +103,14 @@ async def slow(response: str) -> float:
 
 @pytest.mark.parametrize("name", ["exact", f"{__name__}:slow"])
 def test_a_row_that_cannot_be_unpickled_fails_its_sample_alone(name: str) -> None:
-    pool = ScoringPool(RewardConfig(name=name, workers=2), is_async=":" in name, restarts_per_hour=0)
+    pool = ScoringPool(RewardConfig(name=name, workers=2, timeout_s=60.0), is_async=":" in name, restarts_per_hour=0)
     try:
         good = ScoreRequest(response="yes", prompt="", answer="yes", metadata={})
         before, bad, after = (
             pool.submit([each]) for each in (good, replace(good, metadata={"x": _Unreadable()}), good)
         )
-        [failed] = bad.result(60)
+        [failed] = bad.result(120)
         assert failed.cause is Cause.USER and "ModuleNotFoundError: no module of the user's row" in str(failed.failure)
-        assert [future.result(60)[0].failure for future in (before, after)] == [None, None]
+        assert [future.result(120)[0].failure for future in (before, after)] == [None, None]
     finally:
         pool.close()

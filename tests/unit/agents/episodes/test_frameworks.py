@@ -107,6 +107,7 @@ def limits(model: Any) -> Any:
         return {"messages": [await bound.ainvoke(state["messages"], max_tokens=8, temperature=0)]}
 
     async def force(state: MessagesState) -> Mapping[str, Any]:
+        assert len(state["messages"][-1].tool_calls) == 1
         return {"messages": [await model.ainvoke(state["messages"], response_format={"type": "json_object"})]}
 
     graph = StateGraph(MessagesState)
@@ -215,6 +216,7 @@ def test_episodes_side_by_side_ask_in_their_own_sessions() -> None:
 
 def test_options_of_the_chat_model_are_used_or_refused() -> None:
     """A graph's limit of tokens had no effect, nor had its wish for one call and for JSON."""
+    pytest.importorskip("langgraph")
     two_calls = replace(CALL, tool_calls=(*CALL.tool_calls, replace(CALL.tool_calls[0], id="000000002")))
     session = ScriptedSession([two_calls])
     with pytest.raises(UserError, match=r"called with response_format = .*, which has no effect"):

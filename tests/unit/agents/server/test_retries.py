@@ -27,7 +27,7 @@ def test_a_retry_is_answered_once_and_recorded_once() -> None:
         assert named[0] == named[1] and len(session.asked) == 2
         for ask, more in (({**ASK, "n": 2}, {}), (ASK, {"X-Turn": "7"})):
             refused = await client.post("/v1/chat/completions", ask, **{"Idempotency-Key": "k", **more})
-            assert client.status == 400 and "another body, X-Turn or route" in refused["error"]["message"]
+            assert client.status == 400 and "another body, X-Turn, X-Session-ID or route" in refused["error"]["message"]
 
     served(session, use)
 
