@@ -134,7 +134,7 @@ class StepMeter:
             if span.phase:
                 phases.setdefault(span.phase, []).append(span)
         busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
-        calls_s = [span.end_s - span.start_s for span in phases["reward"]]
+        calls_s = [span.end_s - span.start_s for span in phases["reward"] if span.end_s <= end_s]  # others still run
         called = {"perf/reward_call_s": fsum(calls_s) / len(calls_s)} if calls_s else {}
         return {"timing_s/step": step_s, **busy, **called}
 

@@ -75,7 +75,7 @@ class DecisionsInPlace:
             return self._compare_measured(schedule, token_s, now, progress)
         try:
             if self._search:
-                return self._continue(self._search, progress)
+                return self._continue(self._search, now.steps_left, progress)
             if self._has_other_costs or self._rule.has_drifted:
                 self._begin(now, 1)
             elif self._is_first:
@@ -99,7 +99,9 @@ class DecisionsInPlace:
         )
         return LiveDecision(schedule=schedule, step_s=token_s, current_s=now_s)
 
-    def _continue(self, search: LiveSearch, progress: ProgressView) -> LiveDecision | None:
+    def _continue(self, search: LiveSearch, steps_left: int, progress: ProgressView) -> LiveDecision | None:
+        # The limit was computed with predicted seconds if the search began before the first steps were measured.
+        search.effort_left = min(search.effort_left, self._limit_effort(steps_left))
         began_s, effort = time.perf_counter(), search.effort_left
         decision = search.decide()
         self.decision_s = time.perf_counter() - began_s
@@ -118,8 +120,7 @@ class DecisionsInPlace:
         """Begins a search if the remaining steps take long enough. least: number of decisions that they must allow."""
         self._has_other_costs = self._is_first = False
         self._rule.decided()
-        decisions = self._rule.left_s(now.steps_left) / REST_PER_DECISION / DECISION_S
-        effort = int(DECISION_EFFORT * decisions) - self._effort
+        effort = self._limit_effort(now.steps_left)
         if effort < least * DECISION_EFFORT or not now.changes_in_place(now.schedule):
             return
         simulation = now.request.simulation
@@ -132,3 +133,8 @@ class DecisionsInPlace:
             is_allowed=lambda each: now.changes_in_place(each) and not now.accepts(each),
             effort=effort,
         )
+
+    def _limit_effort(self, steps_left: int) -> int:
+        """Returns the effort that the remaining steps allow at their recent speed, less that of all searches so far."""
+        decisions = self._rule.left_s(steps_left) / REST_PER_DECISION / DECISION_S
+        return int(DECISION_EFFORT * decisions) - self._effort

@@ -83,11 +83,13 @@ def driver_dies_with_stale_samples(preset: str, at: str, bound: int) -> Callable
     return check
 
 
-def rank_dies(find: Callable[[int], int], settings: tuple[str, ...], *sentences: str) -> Callable[[Lab], None]:
-    """The same command goes on to further steps, after it said what died."""
+def rank_dies(
+    find: Callable[[int], int], settings: tuple[str, ...], *sentences: str, sent: signal.Signals = signal.SIGKILL
+) -> Callable[[Lab], None]:
+    """The same command continues with further steps, after it reported which process died. sent: to the process."""
 
     def kill(process: subprocess.Popen[str]) -> None:
-        os.kill(find(process.pid), signal.SIGKILL)
+        os.kill(find(process.pid), sent)
         assert process.stdout is not None
         text, num_steps = "", 0
         while num_steps < 4:
@@ -104,19 +106,6 @@ def rank_dies(find: Callable[[int], int], settings: tuple[str, ...], *sentences:
         goes_on_as_if_nothing_had_been(lab, *settings)
 
     return check
-
-
-def rank_is_stopped_for_a_while(lab: Lab) -> None:
-    """A rank that does not run for some seconds delays the run, and nothing else."""
-
-    def stop(process: subprocess.Popen[str]) -> None:
-        rank = named(process.pid, "ray::RankActor")[0]
-        os.kill(rank, signal.SIGSTOP)
-        subprocess.run(["sh", "-c", f"sleep 20; kill -CONT {rank}"], check=True)
-        process.send_signal(signal.SIGTERM)
-
-    disturbed(lab, "step 4/", stop, "cluster.backend=ray").said(0, "Stopped after step")
-    goes_on_as_if_nothing_had_been(lab, "cluster.backend=ray")
 
 
 def control_store_dies(lab: Lab) -> None:
@@ -205,7 +194,12 @@ FAULTS = [
         name="kill -9 of one of two local ranks",
         check=rank_dies(lambda driver: role_processes("actor", driver)[-1], TWO_RANKS, "died while it"),
     ),
-    Fault(name="a rank on ray is stopped for 20 s", check=rank_is_stopped_for_a_while),
+    Fault(
+        name="SIGSTOP of a rank process on ray",
+        check=rank_dies(
+            ray("ray::RankActor"), ON_RAY, "was killed, because a signal had stopped it", sent=signal.SIGSTOP
+        ),
+    ),
     Fault(name="SIGINT once", check=asked_to_end(signal.SIGINT, 1)),
     Fault(name="SIGINT twice", check=asked_to_end(signal.SIGINT, 2)),
     Fault(name="SIGTERM twice", check=asked_to_end(signal.SIGTERM, 2)),

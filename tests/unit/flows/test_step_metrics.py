@@ -8,7 +8,7 @@ from interlace.flows.step_metrics import StepMeter, WaitMeter, _rewards
 from interlace.observe.progress import estimate_time_left
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
-from interlace.runtime.timeline import EngineCall, TurnStart
+from interlace.runtime.timeline import EngineCall, Span, TurnStart
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.batches import Batch
@@ -79,6 +79,25 @@ def test_a_turn_that_began_during_an_evaluation_did_not_wait_until_it_continued(
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(measure()) == 1.0
+
+
+def test_the_duration_of_calls_leaves_out_those_that_still_run() -> None:
+    """A call that ran at the end of a step had no end: its duration, and the mean of the step, was infinite."""
+
+    async def measure() -> float:
+        device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=1)
+        cluster = SimCluster((device,), Schedule(), hang_after_s=1e6)
+        fields = {"devices": (), "group": "reward", "rank": 0, "operation": "score", "cause": "reward"}
+        meter, spans = StepMeter(cluster), [Span(start_s=0, **fields, step=1, version=0, phase="reward") for _ in "ab"]
+        meter.start()
+        for span in spans:
+            cluster.timeline.begin(span)
+        await cluster.clock.sleep(5.0)
+        cluster.timeline.end(spans[0], 1.0, 3.0)
+        return meter.measure(Batch(0, 1, cluster.waits, pending=list), 0, [], 0)["perf/reward_call_s"]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(measure()) == 2.0
 
 
 def test_the_time_left_is_that_of_the_remaining_steps_at_the_pace_of_the_last_eight() -> None:

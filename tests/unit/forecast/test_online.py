@@ -215,6 +215,14 @@ def test_decisions_in_place_take_a_twentieth_of_the_remaining_time() -> None:
         assert (planner._in_place._effort > 0) == bool(num_decisions)
 
 
+def test_the_effort_of_a_search_follows_the_speed_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a run is slow, and its prediction may be ten times too long."""
+    allowed = list[int]()
+    monkeypatch.setattr(LiveSearch, "decide", lambda search: allowed.append(search.effort_left))
+    take_steps(planner_with()[0], [10.0, 0.01, 0.01])
+    assert 0 < allowed[1] < allowed[0]
+
+
 @pytest.mark.parametrize(("token_s", "is_back"), [(1e-6, True), (1e6, False)])
 def test_a_change_in_place_after_which_steps_are_slower_is_undone(token_s: float, is_back: bool) -> None:
     """Few samples make steps of synchronous schedules too short, so that a prediction may be wrong."""
