@@ -24,6 +24,8 @@ DECISION_S, DECISION_EFFORT = 0.2, 1500
 """Limit of a decision: seconds of an idle core, and the effort that they allow. A simulated sample counts 1, and each
 device DEVICE_STEP in each step, because a simulated engine takes as long for few samples as for several."""
 DEVICE_STEP = 10
+TURN_GROWTH = 0.25
+"""Effort of an agent's turn in addition to that of a sample, for each other turn of its episode: contexts grow."""
 LIVE_STEPS = (6, 4, 2)
 """Counted steps of a simulation: the largest number that a decision allows."""
 ERRORS = 1.0
@@ -63,7 +65,8 @@ class LiveSearch:
     """Search among the schedules that a run can change to without a restart, in several short decisions.
 
     A decision takes at most DECISION_EFFORT, on the smallest model of the cluster. The results are kept for the next
-    decisions, until all schedules are known or the effort of the search is used up.
+    decisions, until all schedules are known or the effort of the search is used up. If a decision cannot simulate the
+    present schedule, the search is done at once.
     """
 
     def __init__(
@@ -80,12 +83,18 @@ class LiveSearch:
         """
         self._request, self._workload, self._current = request, request.workload, current
         self._is_allowed, self.effort_left = is_allowed, effort
-        profile = request.simulation.profile
+        profile, self._devices = request.simulation.profile, request.simulation.devices
         self._fidelities = [choose_coarse(self._workload, profile, steps) for steps in LIVE_STEPS]
+        others = (
+            0.0 if self._workload.num_envs else self._workload.turns - 1
+        )  # contexts of a robot's turns are separate
+        self._turn_effort = 1 + TURN_GROWTH * max(0.0, others)
         self._scores: dict[Schedule, Score] = {}
-        self._waiting = deque([current, *earlier])
+        self._waiting = deque[Schedule]()
         self._tried: set[Schedule] = set()
-        self._add_neighbours()
+        if self._choose_fidelity(current)[1] <= DECISION_EFFORT:
+            self._waiting += [current, *earlier]
+            self._add_neighbours()
 
     @property
     def is_done(self) -> bool:
@@ -151,17 +160,18 @@ class LiveSearch:
         """Returns the closest fidelity that a decision allows, else the coarsest, and the effort of a simulation."""
         for fidelity in self._fidelities:
             num_steps, (num_devices, _) = fidelity.num_steps(schedule), self._workload.on_model(fidelity.scale)
-            effort = fidelity.count_samples(num_steps, self._workload) + DEVICE_STEP * num_steps * num_devices
+            num_samples = fidelity.count_samples(num_steps, self._workload)
+            effort = round(num_samples * self._turn_effort) + DEVICE_STEP * num_steps * num_devices
             if effort <= DECISION_EFFORT:
                 break
         return fidelity, effort
 
     def _on_model(self, schedule: Schedule) -> Schedule | None:
         """Returns the schedule for the small model of the cluster; None if the model cannot be divided so."""
-        scale, devices = self._fidelities[0].scale, self._request.simulation.devices
+        scale = self._fidelities[0].scale
         if scale == 1:
             return schedule
-        return Candidate.of(schedule, devices=devices).on(*self._workload.on_model(scale))
+        return Candidate.of(schedule, devices=self._devices).on(*self._workload.on_model(scale))
 
 
 def choose_start(made: RecipePlan) -> Planned:

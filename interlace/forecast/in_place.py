@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from interlace.core.errors import InterlaceError
 from interlace.forecast.decisions import DECISION_EFFORT, DECISION_S, LiveDecision, LiveSearch
 from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest
@@ -62,7 +63,7 @@ class DecisionsInPlace:
         """
         if self._search:
             self._search.follow(change.schedule)
-            self._before = self._before or (before, self._observed.find_token_s(self._rule.step_s))
+            self._before = self._before or (before, self._observed.find_token_s(self._rule.num_recent))
         return self._rule.step_s * change.step_s / change.current_s  # few samples make simulated steps too short
 
     def decide(self, now: Situation, progress: ProgressView) -> LiveDecision | None:
@@ -72,19 +73,23 @@ class DecisionsInPlace:
         if self._before and self._rule.num_steps >= warm_up_steps(now.schedule) + RECENT:
             (schedule, token_s), self._before = self._before, None
             return self._compare_measured(schedule, token_s, now, progress)
-        if self._search:
-            return self._continue(self._search, now.steps_left, progress)
-        if self._has_other_costs or self._rule.has_drifted:
-            self._begin(now, 1)
-        elif self._is_first:
-            self._begin(now, FIRST_DECISIONS)
+        try:
+            if self._search:
+                return self._continue(self._search, now.steps_left, progress)
+            if self._has_other_costs or self._rule.has_drifted:
+                self._begin(now, 1)
+            elif self._is_first:
+                self._begin(now, FIRST_DECISIONS)
+        except InterlaceError as error:  # the run keeps its schedule
+            self._search = None
+            progress.say(f"no decision between schedules that need no restart: {error}")
         return None
 
     def _compare_measured(
         self, schedule: Schedule, token_s: float, now: Situation, progress: ProgressView
     ) -> LiveDecision | None:
         """Returns to a schedule if its measured seconds for a token were fewer than those of the present one."""
-        now_s = self._observed.find_token_s(self._rule.step_s)
+        now_s = self._observed.find_token_s(self._rule.num_recent)
         if not is_faster(token_s, now_s, noise=self._rule.noise) or not now.changes_in_place(schedule):
             return None
         self._search = None

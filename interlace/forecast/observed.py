@@ -13,6 +13,8 @@ KEPT_STEPS = 4
 """Recent steps whose responses give the current length distribution."""
 LENGTH_DRIFT = 0.05
 """Relative change of the mean response length since the last search that makes an old plan due again."""
+KEPT_SPEEDS = 100
+"""Recent steps whose seconds for a token are kept: whole periods of a schedule."""
 POINTS = 33
 """Quantiles of a measured distribution."""
 
@@ -22,14 +24,18 @@ class ObservedWorkload:
 
     def __init__(self) -> None:
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
+        self._speeds: deque[tuple[float, float]] = deque(maxlen=KEPT_SPEEDS)
+        """(seconds, mean length of a response) of recent steps."""
         self._planned_length = 0.0
         """Mean response length at the last search; 0 before, and if that search no longer counts."""
         self.rewards, self.tools = CostDrift(), CostDrift()
 
     def observe(self, result: StepResult) -> None:
         """Records the responses of a step, the seconds of a call that scores samples, and of a tool's call."""
-        self._lengths.append([length for ended in result.ended for length in list_responses(ended.sample)])
+        lengths = [length for ended in result.ended for length in list_responses(ended.sample)]
         step_s = result.metrics["timing_s/step"]
+        self._lengths.append(lengths)
+        self._speeds.append((step_s, fmean(lengths or [0])))
         reward_s = result.metrics.get("perf/reward_call_s", 0.0)
         self.rewards.observe(reward_s, reward_s / step_s)
         samples = [ended.sample.counts.tool_s for ended in result.ended if ended.sample.counts]
@@ -41,9 +47,10 @@ class ObservedWorkload:
         """Returns the tokens of the responses of the last steps."""
         return [length for step in list(self._lengths)[-num_steps:] for length in step]
 
-    def find_token_s(self, step_s: float) -> float:
-        """Returns the seconds of a step for each token of a mean response."""
-        return step_s / max(1.0, self._mean_length)
+    def find_token_s(self, num_steps: int) -> float:
+        """Returns the seconds of the last steps for each token of a mean response in the same steps."""
+        last = list(self._speeds)[-max(1, num_steps) :]
+        return sum(seconds for seconds, _ in last) / max(1.0, sum(length for _, length in last))
 
     @property
     def has_other_lengths(self) -> bool:

@@ -15,7 +15,7 @@ from interlace.forecast.observed import ObservedWorkload, with_lengths
 from interlace.forecast.plan import PlanRequest, RecipePlan, make_plan
 from interlace.forecast.profile.types import Profile
 from interlace.forecast.recipe_check import AcceptsHere
-from interlace.forecast.remaining import EarlierPlans, fit_schedule, leave_out_devices
+from interlace.forecast.remaining import EarlierPlans, ReducedRun, fit_schedule, leave_out_devices
 from interlace.forecast.search.candidates import Candidate, period_steps
 from interlace.forecast.search.plans import Accepts, Planned, list_changes
 from interlace.forecast.search.replanner import Replanner
@@ -100,8 +100,8 @@ class OnlinePlanner:
         """True if a change in place ended a search, which is then due again."""
         self._next: Planned | LiveDecision | None = None
         self._may_become: Callable[[Schedule], bool] = lambda _: False
-        self._running: Schedule | None = None
-        """The schedule of a run that continues without some devices, which it still counts. None with all devices."""
+        self._reduced: ReducedRun | None = None
+        """The run if it continues without some devices; None with all devices."""
         self._in_place = DecisionsInPlace(self._rule, self._observed)
         self._leaving_s: float | None = None
         """Time of the decision for a restart, until the next process has started."""
@@ -115,7 +115,7 @@ class OnlinePlanner:
         if self._leaving_s is not None:
             seconds, self._leaving_s = max(seconds, time.monotonic() - self._leaving_s), None
         self._rule.switch_s, self._may_become = seconds, may_become
-        self._whole, self._running = self._request.simulation, None
+        self._whole, self._reduced = self._request.simulation, None
 
     def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
         """Records a step and prints its prediction. Returns metrics; afterwards `change` is set if the run is to
@@ -147,7 +147,8 @@ class OnlinePlanner:
             return None
         self._earlier.keep(self._schedule, self._request.simulation.devices)
         changed = self._count_all_devices(found.schedule)
-        self._running = changed if self._running else None
+        if self._reduced:
+            self._reduced = replace(self._reduced, running=changed, here=found.schedule)
         before, self._schedule = self._schedule, found.schedule
         if self._search:  # its plans are compared with the previous schedule
             self._drop_search()
@@ -177,7 +178,6 @@ class OnlinePlanner:
     def follow_devices(self, remaining: Collection[int], running: Schedule) -> None:
         """Plans for the remaining devices of a run that continues without the others, or with all again.
 
-        A change of the placement then restarts the run, because the next process numbers the devices that it finds.
         remaining: indices. running: the schedule of the run on all of its devices.
         """
         simulation = self._whole
@@ -186,7 +186,16 @@ class OnlinePlanner:
         if schedule and not simulation.pools:
             is_whole = len(remaining) == len(devices)
             self._set_devices(len(remaining), running if is_whole else schedule)
-            self._running = None if is_whole else running
+            self._reduced = (
+                None
+                if is_whole
+                else ReducedRun(
+                    running=running,
+                    here=schedule,
+                    remaining=tuple(sorted(remaining)),
+                    devices=self._request.simulation.devices,
+                )
+            )
 
     def _set_devices(self, num_devices: int, schedule: Schedule) -> None:
         """Takes the number of devices and the schedule on them. The searches were of other devices."""
@@ -224,13 +233,8 @@ class OnlinePlanner:
         self._search = None
 
     def _count_all_devices(self, schedule: Schedule) -> Schedule:
-        """Returns a schedule with the placement of a run that continues without some devices, if the placements agree.
-
-        Any other schedule is returned as it is.
-        """
-        if self._running is None or schedule.placement != self._schedule.placement:
-            return schedule
-        return schedule.model_copy(update={"placement": self._running.placement})
+        """Returns a schedule with the numbers of devices that the running process has."""
+        return self._reduced.count_all_devices(schedule) if self._reduced else schedule
 
     def _changes_in_place(self, schedule: Schedule) -> bool:
         """Returns whether the run can follow a schedule without a restart."""

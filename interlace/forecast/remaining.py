@@ -1,6 +1,7 @@
 """Schedules for the devices that remain after others disappeared, and earlier schedules of a run."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from interlace.core.ranges import format_ranges
 from interlace.forecast.search.candidates import Candidate
@@ -58,3 +59,35 @@ def leave_out_devices(schedule: Schedule, devices: tuple[Device, ...], remaining
             return None
         placement[role] = {**where, "devices": format_ranges({number for instance in kept for number in instance})}
     return Schedule.parse({**schedule.model_dump(), "placement": placement})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReducedRun:
+    """A run that continues without some devices, which it still counts."""
+
+    running: Schedule
+    """Its schedule on all devices."""
+    here: Schedule
+    """The same on the remaining devices; see leave_out_devices()."""
+    remaining: tuple[int, ...]
+    """Indices of the remaining devices, ascending."""
+    devices: tuple[Device, ...]
+    """The remaining devices, numbered without gaps."""
+
+    def count_all_devices(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule for the remaining devices with the numbers that the run has for them.
+
+        Roles that have the same devices as now are named as the run names them.
+        """
+        placement = self.running.placement.model_dump()
+        now, wanted = self.here.placement.model_dump(), schedule.placement.model_dump()
+        for role in [each for each in wanted if wanted[each] != now[each]]:
+            placement[role] = where = wanted[role]
+            if where and where["devices"] != HOST:
+                found = {
+                    self.remaining[device.index]
+                    for instance in schedule.instances(role, self.devices)
+                    for device in instance
+                }
+                placement[role] = {**where, "devices": format_ranges(found)}
+        return Schedule.parse({**schedule.model_dump(), "placement": placement})

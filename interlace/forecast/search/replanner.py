@@ -69,6 +69,11 @@ class Replanner:
         return self._since
 
     @property
+    def num_recent(self) -> int:
+        """Number of recent steps since the last plan or change, over which `step_s` is the mean."""
+        return len(self._ratios)
+
+    @property
     def _residual(self) -> float:
         """Median of the means of recent periods, which a single slow step does not change if a period is a step."""
         steps, period = list(self._ratios), self._period
@@ -105,7 +110,7 @@ class Replanner:
 
     def decided(self) -> None:
         """Records a decision between the schedules that need no restart, for the present residual."""
-        self._decided = self._residual if self._ratios else None
+        self._decided = self._residual if self._fitted is not None else None  # earlier, it is of the first steps alone
 
     @property
     def is_old(self) -> bool:

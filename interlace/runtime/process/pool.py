@@ -127,7 +127,8 @@ FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGKILL)
 
 def claim_outcome(outcome: "Future[Any]") -> bool:
     """Returns whether a job's result may still be needed; afterwards the job cannot be cancelled."""
-    return outcome.running() or outcome.set_running_or_notify_cancel()
+    # Several jobs may have one outcome: a Future that was cancelled raises at a second call.
+    return outcome.running() or (not outcome.cancelled() and outcome.set_running_or_notify_cancel())
 
 
 def settle_outcome(outcome: "Future[Any]", result: object) -> None:

@@ -16,6 +16,7 @@ from interlace.forecast.decisions import (
     with_growth,
 )
 from interlace.forecast.plan import PlanRequest, PlanSettings, RecipePlan
+from interlace.forecast.profile.types import Turns
 from interlace.forecast.scoring import Workplace
 from interlace.forecast.search.candidates import Candidate
 from interlace.forecast.search.plans import Fidelity, Planned, Score, SearchResult
@@ -72,6 +73,31 @@ def test_the_effort_of_a_search_bounds_its_decisions(monkeypatch: pytest.MonkeyP
     while not search.is_done:
         search.decide()
     assert 0 <= search.effort_left < DECISION_EFFORT and 0 < sum(spent) <= 3 * DECISION_EFFORT
+
+
+def test_a_present_schedule_that_is_too_large_for_a_decision_costs_no_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others with fewer steps were simulated for a whole decision, and compared with nothing."""
+    spent = count_effort(monkeypatch, lambda _: 1.0)
+    asked = quickstart_request(4)
+    sizes = {"prompts_per_step": 13, "samples_per_prompt": 16}
+    asked = replace(asked, recipe=asked.recipe.model_copy(update=sizes))
+    search = LiveSearch(asked, load_schedule("areal"), (), is_allowed=lambda _: True, effort=10**9)
+    assert search.is_done and search.decide() is None and not spent
+
+
+def test_turns_of_agents_count_more_than_samples() -> None:
+    """Contexts of 32 turns took 1.2 s of a core in a decision of 0.2 s."""
+    asked, found = quickstart_request(4), []
+    for turns in ((1,), (2,), (21,)):
+        agents = Turns(turns=turns, given_tokens=(100,), tool_s=(1.0,))
+        profile = asked.simulation.profile.model_copy(update={"turns": agents})
+        recipe = load_recipe("calculator", ["prompts_per_step=1", "samples_per_prompt=2"])
+        request = replace(asked, recipe=recipe, simulation=replace(asked.simulation, profile=profile, num_devices=1))
+        search = LiveSearch(request, Schedule(), (), is_allowed=lambda _: True, effort=10**9)
+        found.append(search._choose_fidelity(Schedule())[1])
+    assert found == [6 * (2 + 10), 6 * (5 + 10), 4 * (2 * 21 * 6 + 10)]
 
 
 def test_a_search_continues_from_the_schedule_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

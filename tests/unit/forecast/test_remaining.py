@@ -1,7 +1,7 @@
 """Schedules for the devices that remain after others disappeared."""
 
 from interlace.forecast.costs.profiles import load_profile
-from interlace.forecast.remaining import fit_schedule, leave_out_devices
+from interlace.forecast.remaining import ReducedRun, fit_schedule, leave_out_devices
 from interlace.forecast.simulate import Simulation
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
@@ -45,3 +45,25 @@ def test_devices_that_disappeared_are_left_out_and_the_others_numbered_without_g
 
 def test_a_run_without_its_trainer_has_no_schedule() -> None:
     assert leave_out_devices(BY_NUMBER, DEVICES, range(12)) is None
+
+
+def with_engines(schedule: Schedule, devices: str) -> Schedule:
+    """Returns a schedule with engines of two on other devices."""
+    rollout = {"devices": devices, "devices_per_instance": 2}
+    placement = {**schedule.placement.model_dump(), "rollout": rollout}
+    return Schedule.parse({**schedule.model_dump(), "placement": placement})
+
+
+def test_a_plan_for_the_devices_that_are_left_is_numbered_as_the_run_numbers_them() -> None:
+    """Shares and numbers of the remaining devices were read as those of all, which are other engines, or none."""
+    trained = dict.fromkeys(("reference", "critic", "actor"), "0-7")
+    running = Schedule.parse({**BY_NUMBER.model_dump(), "placement": {"rollout": "8-15", **trained}})
+    running, remaining = with_engines(running, "8-15"), (*range(8), 10, 11, 14, 15)
+    here = leave_out_devices(running, DEVICES, remaining)
+    assert here is not None
+    reduced = ReducedRun(running=running, here=here, remaining=remaining, devices=DEVICES[:12])
+    assert reduced.count_all_devices(here) == running
+    for devices in ("10-11", "83-100%"):
+        found = reduced.count_all_devices(with_engines(here, devices))
+        assert found.instances("rollout", DEVICES) == (DEVICES[14:],)
+        assert found.placement.of("actor") == running.placement.of("actor")

@@ -186,3 +186,12 @@ def test_a_decision_in_place_is_repeated_after_other_drift_only() -> None:
     assert rule.has_drifted
     rule.keep()
     assert not rule.has_drifted
+
+
+def test_a_slow_first_step_is_no_drift() -> None:
+    """A decision after the first step compared the later ones with it, which fills the pipeline."""
+    rule = Replanner(1.0)
+    told(rule, 2.0, 1)
+    rule.decided()
+    told(rule, 1.0, 2 * RECENT)
+    assert not rule.has_drifted

@@ -209,6 +209,19 @@ def test_a_failed_start_leaves_the_jobs_of_a_process_that_is_ready() -> None:
     assert jobs[1].batch and "could not be started: no memory" in str(jobs[1].batch.outcome.result())
 
 
+def test_a_cancelled_call_of_several_jobs_is_not_sent() -> None:
+    """The second of its jobs ended the thread of the pool, with all environments of the run."""
+    pool = EnvPool(EnvConfig(family=WALK, settings={"tasks": ["left"], "horizon": 3}, num_envs=2, workers=1))
+    pool.close()  # the test takes the place of its thread
+    child, batch = Child(is_ready=True), _Batch(2)
+    pool._jobs[child] = {}
+    batch.outcome.cancel()
+    for slot in range(2):
+        job = _Job(work=SlotJob(slot=slot, kind="reset"), batch=batch, place=slot)
+        assert pool._frame_job(pool._homes[0], child, job) == b""
+    assert not pool._jobs[child]
+
+
 @pytest.mark.parametrize("family", [WALK, f"{WALK}sTogether"])
 def test_a_process_that_is_told_to_stop_costs_no_episode(family: str) -> None:
     async def use(fleet: EnvFleet) -> object:
