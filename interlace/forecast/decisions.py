@@ -85,10 +85,9 @@ class LiveSearch:
         self._is_allowed, self.effort_left = is_allowed, effort
         profile, self._devices = request.simulation.profile, request.simulation.devices
         self._fidelities = [choose_coarse(self._workload, profile, steps) for steps in LIVE_STEPS]
-        others = (
-            0.0 if self._workload.num_envs else self._workload.turns - 1
-        )  # contexts of a robot's turns are separate
-        self._turn_effort = 1 + TURN_GROWTH * max(0.0, others)
+        self._turn_effort = 1.0
+        if not self._workload.num_envs:  # contexts of a robot's turns are separate
+            self._turn_effort += TURN_GROWTH * max(0.0, self._workload.turns - 1)
         self._scores: dict[Schedule, Score] = {}
         self._waiting = deque[Schedule]()
         self._tried: set[Schedule] = set()
