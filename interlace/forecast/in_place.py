@@ -88,7 +88,7 @@ class DecisionsInPlace:
     def _compare_measured(
         self, schedule: Schedule, token_s: float, now: Situation, progress: ProgressView
     ) -> LiveDecision | None:
-        """Returns to a schedule if its measured seconds for a token were fewer than those of the present one."""
+        """Returns to a schedule if its measured seconds for a token were fewer than with the present one."""
         now_s = self._observed.find_token_s(self._rule.num_recent)
         if not is_faster(token_s, now_s, noise=self._rule.noise) or not now.changes_in_place(schedule):
             return None
@@ -135,6 +135,6 @@ class DecisionsInPlace:
         )
 
     def _limit_effort(self, steps_left: int) -> int:
-        """Returns the effort that the remaining steps allow at their recent speed, less that of all searches so far."""
+        """Returns the effort that the remaining steps allow at their recent speed, without the effort already used."""
         decisions = self._rule.left_s(steps_left) / REST_PER_DECISION / DECISION_S
         return int(DECISION_EFFORT * decisions) - self._effort
