@@ -135,6 +135,6 @@ class DecisionsInPlace:
         )
 
     def _limit_effort(self, steps_left: int) -> int:
-        """Returns the effort that the remaining steps allow at their recent speed, less that of all searches so far."""
+        """Returns the effort that the remaining steps allow at their recent speed, without the effort so far."""
         decisions = self._rule.left_s(steps_left) / REST_PER_DECISION / DECISION_S
         return int(DECISION_EFFORT * decisions) - self._effort
