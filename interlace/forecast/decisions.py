@@ -25,7 +25,7 @@ DECISION_S, DECISION_EFFORT = 0.2, 1500
 device DEVICE_STEP in each step, because a simulated engine takes as long for few samples as for several."""
 DEVICE_STEP = 10
 TURN_GROWTH = 0.25
-"""Effort of an agent's turn in addition to that of a sample, for each other turn of its episode: contexts grow."""
+"""Additional effort of an agent's sample for each turn of its episode after the first one: contexts grow."""
 LIVE_STEPS = (6, 4, 2)
 """Counted steps of a simulation: the largest number that a decision allows."""
 ERRORS = 1.0

@@ -39,7 +39,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""Environment variables of the code, beside its folder."""
+"""Environment variables of the code, in addition to HOME and TMPDIR."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -243,7 +243,7 @@ async def _measure_pair(
 
 
 def split_slowdown(role: str, beside: str, shares: Sequence[float], slowdowns: Sequence[float]) -> Interference:
-    """Splits the slowdowns of two calls into those of the constant part of a call and of the rest.
+    """Splits the slowdowns of two calls into a slowdown of the constant part and one of the rest.
 
     shares: share of the constant part in the time of each call. The slowdown of a single call is not split.
     """

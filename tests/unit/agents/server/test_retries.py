@@ -13,6 +13,23 @@ from tests.support.scripted_session import ScriptedSession
 from tests.unit.agents.server.test_server import ASK, CALL, HELLO, Client, served
 
 
+class Guests:
+    """Sessions of clients with the server's key, which answer when `go` is set."""
+
+    def __init__(self) -> None:
+        self.num_opened, self.go = 0, asyncio.Event()
+        self.wait_s: float | None = None
+        """Seconds to wait that a busy server states."""
+
+    @asynccontextmanager
+    async def session(self, seed: int | None) -> AsyncIterator[Session]:
+        self.num_opened += 1
+        yield ScriptedSession([HELLO], go=self.go)
+
+    def busy_s(self) -> float | None:
+        return self.wait_s
+
+
 def test_a_retry_is_answered_once_and_recorded_once() -> None:
     session = ScriptedSession([HELLO, CALL], go=asyncio.Event())
 
@@ -100,55 +117,35 @@ def test_equal_first_requests_of_openais_client_are_separate_turns() -> None:
 
 def test_retries_of_equal_requests_that_were_refused_are_separate_requests() -> None:
     """Clients that repeated equal requests after a status 503, at the same time, all got one answer."""
-    opened, busy, go = list[int | None](), list[float](), asyncio.Event()
-
-    class Guests:
-        @asynccontextmanager
-        async def session(self, seed: int | None) -> AsyncIterator[Session]:
-            opened.append(seed)
-            yield ScriptedSession([HELLO], go=go)
-
-        def busy_s(self) -> float | None:
-            return busy[0] if busy else None
+    guests = Guests()
 
     async def use(client: Client) -> None:
         client.key = "sk-mine"
-        busy.append(1.0)
+        guests.wait_s = 1.0
         for _ in range(2):
             await client.post("/v1/chat/completions", ASK, **{"X-Stainless-Retry-Count": "0"})
             assert client.status == 503
-        busy.clear()
+        guests.wait_s = None
         again = {"X-Stainless-Retry-Count": "1"}
         both = [asyncio.create_task(client.post("/v1/chat/completions", ASK, **again)) for _ in range(2)]
-        while not opened:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # both requests have arrived
-        go.set()
+        await asyncio.to_thread(wait_until, lambda: guests.num_opened >= 2, 15)
+        guests.go.set()
         one, other = await asyncio.gather(*both)
         assert one["id"] != other["id"]
 
-    served(ScriptedSession([]), use, visitors=Guests(), api_key="sk-mine")
+    served(ScriptedSession([]), use, visitors=guests, api_key="sk-mine")
 
 
 def test_equal_requests_with_the_servers_key_are_separate_although_their_client_counts_no_retries() -> None:
     """A program that sampled several answers at once got one answer several times."""
-    opened, go = list[int | None](), asyncio.Event()
-
-    class Guests:
-        @asynccontextmanager
-        async def session(self, seed: int | None) -> AsyncIterator[Session]:
-            opened.append(seed)
-            yield ScriptedSession([HELLO], go=go)
-
-        def busy_s(self) -> float | None:
-            return None
+    guests = Guests()
 
     async def use(client: Client) -> None:
         client.key = "sk-mine"
         both = [asyncio.create_task(client.post("/v1/chat/completions", ASK)) for _ in range(2)]
-        await asyncio.to_thread(wait_until, lambda: len(opened) >= 2, 15)
-        go.set()
+        await asyncio.to_thread(wait_until, lambda: guests.num_opened >= 2, 15)
+        guests.go.set()
         one, other = await asyncio.gather(*both)
         assert one["id"] != other["id"]
 
-    served(ScriptedSession([]), use, visitors=Guests(), api_key="sk-mine")
+    served(ScriptedSession([]), use, visitors=guests, api_key="sk-mine")
